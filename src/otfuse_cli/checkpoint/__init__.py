@@ -1,0 +1,1 @@
+"""Checkpoint files: lazy safe reading, atomic writing, names. No networks."""

@@ -1,0 +1,1 @@
+"""One verb per file: request in, report out. The commands and the library are these."""

@@ -1,0 +1,1 @@
+"""From aligned models to one model."""

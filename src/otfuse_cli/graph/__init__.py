@@ -1,0 +1,1 @@
+"""The layer graph: axis expressions, spaces, operations; where they come from. No numbers."""

@@ -1,0 +1,213 @@
+"""The layer graph: which axes of which tensors carry which units, and in what role.
+
+One type for every source of a graph (spec, family, trace). Names, sizes and roles; no numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+
+from .axes import Axis, Cat, Fixed, Prod, Unit, axis_units
+
+
+class Role(StrEnum):
+    """How a tensor uses the units on one of its axes (DESIGN section 2)."""
+
+    PRODUCE = "produce"  # rows that make the unit
+    CONSUME = "consume"  # columns that read it
+    VECTOR = "vector"  # one number per unit, added: bias, running mean, embeddings
+    SCALE = "scale"  # one number per unit, multiplied: norm gain, layer scale
+    VARIANCE = "variance"  # running variance
+    FIXED = "fixed"
+
+
+class OpKind(StrEnum):
+    """Kinds of operation that folding, closed forms and residual policies tell apart."""
+
+    LINEAR = "linear"
+    CONV = "conv"
+    NORM = "norm"
+    ADD = "add"
+    ACT = "act"
+    OTHER = "other"
+
+
+@dataclass(frozen=True)
+class Space:
+    """A set of interchangeable units that move together.
+
+    Attributes:
+        id: The spec's name, or `<first tensor>:<axis>` for traced graphs; equal for any width.
+        size: Number of units (per unit of `per`, for a family).
+        pinned: None when free, else the reason why the units stay in place.
+        per: For a family, the space that indexes it: an independent map for each of its units.
+        exact: Kinds of map that keep the function: perm, scale, orth, gl.
+        order: Processing order: position of the first producer in execution order.
+    """
+
+    id: str
+    size: int
+    pinned: str | None = None
+    per: str | None = None
+    exact: frozenset[str] = frozenset({"perm"})
+    order: int = 0
+
+
+@dataclass(frozen=True)
+class TensorAxis:
+    """One axis of a tensor: its expression and the roles it plays there."""
+
+    expr: Axis
+    roles: frozenset[Role]
+
+
+@dataclass(frozen=True)
+class GraphTensor:
+    """A tensor of the checkpoint: name, shape, one `TensorAxis` per dimension, tied names."""
+
+    name: str
+    shape: tuple[int, ...]
+    axes: tuple[TensorAxis, ...]
+    aliases: tuple[str, ...] = ()
+
+    def dims(self, space: str, role: Role | None = None) -> tuple[int, ...]:
+        """Dimensions whose expression names `space` (in `role`, when given)."""
+        return tuple(
+            d
+            for d, axis in enumerate(self.axes)
+            if space in axis_units(axis.expr) and (role is None or role in axis.roles)
+        )
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation of the network, in execution order.
+
+    Attributes:
+        kind: What it is.
+        name: Module path, or a made-up name for an operation without tensors.
+        tensors: Part to tensor name: weight, bias, running_mean, running_var.
+        reads: Axis expressions of the values that it reads (the axis that carries units).
+        writes: Axis expression of the value that it writes.
+        detail: For `act`, the function (`relu`); for `norm`, its kind (`batch`, `layer`, `rms`).
+    """
+
+    kind: OpKind
+    name: str
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    reads: tuple[Axis, ...] = ()
+    writes: Axis | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Tap:
+    """Where a forward hook sees the units of a space: module path, axis, expression there."""
+
+    module: str
+    axis: int
+    expr: Axis
+
+
+@dataclass(frozen=True)
+class LayerGraph:
+    """The alignment structure of one model.
+
+    Attributes:
+        tensors: By name, in checkpoint order. Scalars have no axes.
+        spaces: By id, in processing order.
+        ops: In execution order.
+        taps: For activation matching; empty when no module was traced.
+        source: Where the graph comes from: `family resnet`, `spec net.yaml`, `traced f.py:net`.
+        warnings: What the reader of a report must know.
+    """
+
+    tensors: Mapping[str, GraphTensor]
+    spaces: Mapping[str, Space]
+    ops: tuple[Op, ...] = ()
+    taps: tuple[Tap, ...] = ()
+    source: str = ""
+    warnings: tuple[str, ...] = ()
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Units by space."""
+        return {id: space.size for id, space in self.spaces.items()}
+
+    @cached_property
+    def members(self) -> dict[str, tuple[tuple[str, int], ...]]:
+        """Space id to every (tensor, dimension) that carries it."""
+        found: dict[str, list[tuple[str, int]]] = {id: [] for id in self.spaces}
+        for tensor in self.tensors.values():
+            for dim, axis in enumerate(tensor.axes):
+                for id in dict.fromkeys(axis_units(axis.expr)):
+                    found[id].append((tensor.name, dim))
+        return {id: tuple(where) for id, where in found.items()}
+
+    def free(self) -> Iterator[Space]:
+        """Spaces that may move, in processing order."""
+        return (space for space in self.spaces.values() if space.pinned is None)
+
+    def producers(self, space: str) -> tuple[str, ...]:
+        """Tensors whose rows make the units of `space`, in checkpoint order."""
+        return self._with_role(space, Role.PRODUCE)
+
+    def consumers(self, space: str) -> tuple[str, ...]:
+        """Tensors whose columns read the units of `space`, in checkpoint order."""
+        return self._with_role(space, Role.CONSUME)
+
+    def _with_role(self, space: str, role: Role) -> tuple[str, ...]:
+        names = (
+            name for name, dim in self.members[space] if role in self.tensors[name].axes[dim].roles
+        )
+        return tuple(dict.fromkeys(names))
+
+
+def first_difference(source: LayerGraph, anchor: LayerGraph) -> str | None:
+    """Where two graphs differ in more than widths, in words; None when they match.
+
+    Graphs match when they have the same tensors, the same axis expressions with equal ids, and
+    equal fixed and pinned sizes (notes/graph.md section 2).
+    """
+    for name in anchor.tensors:
+        if name not in source.tensors:
+            return f"{name} is missing from the source"
+    for name, mine in source.tensors.items():
+        if name not in anchor.tensors:
+            return f"{name} is missing from the anchor"
+        theirs = anchor.tensors[name]
+        where = f"{name}: source {list(mine.shape)}, anchor {list(theirs.shape)}"
+        if len(mine.axes) != len(theirs.axes):
+            return f"{where}: different number of axes"
+        for dim, (a, b) in enumerate(zip(mine.axes, theirs.axes, strict=True)):
+            if a.expr != b.expr:
+                return f"{where}: axis {dim} is `{a.expr}` in the source, `{b.expr}` in the anchor"
+    for id, space in anchor.spaces.items():
+        if space.pinned is not None and id in source.spaces and source.spaces[id].size != space.size:
+            name, dim = anchor.members[id][0]
+            return (
+                f"{name} axis {dim} ({space.pinned}): source {source.spaces[id].size}, "
+                f"anchor {space.size}"
+            )
+    return None
+
+
+__all__ = [
+    "Axis",
+    "Cat",
+    "Fixed",
+    "GraphTensor",
+    "LayerGraph",
+    "Op",
+    "OpKind",
+    "Prod",
+    "Role",
+    "Space",
+    "Tap",
+    "TensorAxis",
+    "Unit",
+    "first_difference",
+]

@@ -1,0 +1,170 @@
+"""The report: what a command did, as one frozen value (`otfuse.report/1`, docs/report.md).
+
+Commands return it, the renderer prints it, `--json` and the report file hold it. Nothing of ours
+may be imported here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+SCHEMA = "otfuse.report/1"
+ENVELOPE = "otfuse.envelope/1"
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """One checkpoint read or written. `dtypes` counts tensors by dtype; `sha256` of the file."""
+
+    path: str
+    sha256: str | None
+    container: str
+    tensors: int
+    parameters: int
+    dtypes: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class SpaceRecord:
+    """What transport did to one space of one source (`source` counts the checkpoints from 0).
+
+    `sizes` is [source, anchor]; `ot_cost` is `<plan, producer cost>`; `identity_cost` and
+    `moved_fraction` are null for unequal sizes.
+    """
+
+    id: str
+    source: int
+    sizes: tuple[int, int]
+    tensors: tuple[str, ...]
+    ot_cost: float | None
+    identity_cost: float | None
+    moved_fraction: float | None
+    solver: str
+    marginal_error: float
+
+
+@dataclass(frozen=True)
+class LayerRecord:
+    """OT cost of one layer: its space's plan against the layer's own rows.
+
+    For an output layer the plan is the one that would be solved, diagnostic only, and
+    `diagonal_mass` is its trace over its sum; otherwise null.
+    """
+
+    name: str
+    source: int
+    ot_cost: float | None
+    identity_cost: float | None
+    diagonal_mass: float | None = None
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """An axis that stays in place, and why."""
+
+    axis: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class GraphRecord:
+    """The layer graph in short: where it comes from, free spaces and their sizes, pins."""
+
+    source: str
+    spaces: Mapping[str, int]
+    pinned: tuple[Pinned, ...]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One alignment that was tried for one source."""
+
+    name: str
+    source: int
+    objective: float | None
+    agreement: float | None
+    flop: float
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class Checks:
+    """Did the aligned sources keep their function? Null where the network could not be run."""
+
+    function_preserved: bool | None = None
+    max_error: float | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything a command has to say. Two runs differ only in `timings` and `peak_rss_bytes`."""
+
+    command: str
+    version: str
+    inputs: tuple[FileRecord, ...] = ()
+    output: tuple[FileRecord, ...] = ()
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    graph: GraphRecord | None = None
+    spaces: tuple[SpaceRecord, ...] = ()
+    layers: tuple[LayerRecord, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    checks: Checks = field(default_factory=Checks)
+    evaluation: Mapping[str, Any] | None = None
+    warnings: tuple[str, ...] = ()
+    timings: Mapping[str, float] = field(default_factory=dict)
+    peak_rss_bytes: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain JSON values, `schema` first."""
+        return {"schema": SCHEMA, **_plain(asdict(self))}
+
+    def to_json(self) -> str:
+        """The report as indented JSON text with a final newline; never NaN."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
+
+
+def report_from_dict(data: Mapping[str, Any]) -> Report:
+    """Read back a report, or the report inside a `--json` envelope.
+
+    Raises:
+        ValueError: `data` is neither.
+    """
+    if data.get("schema") == ENVELOPE:
+        data = data.get("report") or {}
+    if data.get("schema") != SCHEMA:
+        raise ValueError(f"not an {SCHEMA} document")
+    try:
+        values = {f.name: data[f.name] for f in fields(Report)}
+        values["inputs"] = tuple(FileRecord(**r) for r in values["inputs"])
+        values["output"] = tuple(FileRecord(**r) for r in values["output"])
+        values["spaces"] = tuple(
+            SpaceRecord(**{**r, "sizes": tuple(r["sizes"]), "tensors": tuple(r["tensors"])})
+            for r in values["spaces"]
+        )
+        values["layers"] = tuple(LayerRecord(**r) for r in values["layers"])
+        values["candidates"] = tuple(Candidate(**r) for r in values["candidates"])
+        values["checks"] = Checks(**values["checks"])
+        if values["graph"] is not None:
+            graph = values["graph"]
+            values["graph"] = GraphRecord(
+                graph["source"], graph["spaces"], tuple(Pinned(**p) for p in graph["pinned"])
+            )
+        values["warnings"] = tuple(values["warnings"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"broken report: {error}") from error
+    return Report(**values)
+
+
+def _plain(value: Any) -> Any:
+    """Paths to strings, tuples to lists, the rest as it is."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, Path):
+        return str(value)
+    return value

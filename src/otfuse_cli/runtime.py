@@ -1,0 +1,108 @@
+"""Device, threads, seed, dtype and stopwatch: the only global state, set in one place.
+
+Nothing of ours but `errors` may be imported here; torch is imported inside the functions, so that
+`--help` stays fast.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Progress(Protocol):
+    """What a long piece of work reports to: a stage, and how far it is."""
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Say that `done` of `total` steps of `stage` are finished."""
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    """A `Progress` that says nothing."""
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Where and how numerics run: a torch device string, a seed, a progress sink."""
+
+    device: str = "cpu"
+    seed: int = 0
+    progress: Progress = silent
+
+    def generator(self, salt: int = 0) -> torch.Generator:
+        """A fresh CPU generator; equal seeds and salts give equal streams."""
+        import torch
+
+        return torch.Generator().manual_seed(self.seed * 1_000_003 + salt)
+
+
+def resolve_device(name: str) -> str:
+    """Turn `auto`, `cpu`, `cuda` or `cuda:N` into a device that exists.
+
+    Raises:
+        UsageError: The name is unknown, or CUDA is asked for and absent.
+    """
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return name
+    index = name.removeprefix("cuda").removeprefix(":")
+    if name.startswith("cuda") and (not index or index.isdigit()):
+        if not torch.cuda.is_available():
+            raise UsageError(
+                "no CUDA device",
+                where=f"--device {name}",
+                why="this torch sees no GPU",
+                fix="use --device cpu, or install a CUDA build of torch",
+            )
+        if index and int(index) >= torch.cuda.device_count():
+            raise UsageError(
+                "no such CUDA device",
+                where=f"--device {name}",
+                why=f"this machine has {torch.cuda.device_count()} CUDA device(s)",
+                fix="use a smaller index",
+            )
+        return name
+    raise UsageError("unknown device", where=f"--device {name}", fix="use auto, cpu or cuda")
+
+
+def cores() -> int:
+    """Processors this process may use (not those the machine has)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def peak_rss_bytes() -> int:
+    """Largest resident set of this process so far, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+@dataclass
+class Stopwatch:
+    """Wall seconds by stage, for the report's `timings`."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    clock: Callable[[], float] = time.perf_counter
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        start = self.clock()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + self.clock() - start

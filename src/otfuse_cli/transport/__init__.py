@@ -1,0 +1,1 @@
+"""Discrete optimal transport: cost, mass, plan, maps. No names, no files."""
