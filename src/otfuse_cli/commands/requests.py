@@ -1,0 +1,204 @@
+"""What each command is asked to do: one frozen request per verb, and the recipe it resolves to.
+
+Torch-free, so that the command line can build a request before anything heavy is imported. An
+option that is None was not given; `FusionOptions.recipe` fills it from `--paper` or the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    StateDict = Mapping[str, torch.Tensor]
+else:
+    StateDict = Mapping
+
+Source = str | Path | StateDict
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "align": ("wts", "none"),
+    "matcher": ("sweep",),
+    "metric": ("euclidean", "sqeuclidean", "cosine"),
+    "mass": ("uniform", "norm"),
+    "solver": ("exact", "sinkhorn", "unbalanced"),
+    "residual": ("shared", "average", "identity"),
+    "scale": ("preserve", "paper"),
+    "dtype": ("keep", "float32", "float64", "float16", "bfloat16"),
+}
+
+_PAPER: Mapping[str, Any] = {
+    "align": "wts",
+    "matcher": "sweep",
+    "metric": "euclidean",
+    "unit_norm": True,
+    "mass": "uniform",
+    "solver": "exact",
+    "residual": "average",
+    "beta": 0.5,
+    "scale": "paper",
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Every option that shapes the result, resolved. Goes into the report as it is.
+
+    Attributes:
+        align: `wts`, or `none` for the plain average.
+        matcher: How maps are found.
+        metric: Ground metric between units.
+        unit_norm: Compare rows at unit norm (cost only).
+        mass: `uniform` or `norm` (row norms).
+        solver: `exact`, `sinkhorn` or `unbalanced`.
+        epsilon: Entropic regularisation, in standard deviations of the centred cost.
+        residual: How residual streams are mapped.
+        beta: Share of the shortcut in `residual average`.
+        scale: Consume maps that preserve the function, or the paper's.
+        seed: Decides everything random.
+    """
+
+    align: str = "wts"
+    matcher: str = "sweep"
+    metric: str = "euclidean"
+    unit_norm: bool = True
+    mass: str = "uniform"
+    solver: str = "exact"
+    epsilon: float = 0.05
+    residual: str = "shared"
+    beta: float = 0.5
+    scale: str = "preserve"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, choices in CHOICES.items():
+            value = getattr(self, name, None)
+            if value is not None and value not in choices:
+                raise UsageError(
+                    f"unknown value {value!r}",
+                    where=f"--{name}",
+                    fix=f"use one of: {', '.join(choices)}",
+                )
+        if not (isfinite(self.epsilon) and self.epsilon > 0):
+            raise UsageError("epsilon must be positive", where=f"--epsilon {self.epsilon}")
+        if not 0 <= self.beta <= 1:
+            raise UsageError("beta must lie between 0 and 1", where=f"--beta {self.beta}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The recipe as the report holds it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusionOptions:
+    """Options that `merge`, `prune-fuse` and `inspect --ot-costs` share. None: not given."""
+
+    arch: str = "auto"
+    key: str | None = None
+    device: str = "auto"
+    paper: bool = False
+    align: str | None = None
+    matcher: str | None = None
+    metric: str | None = None
+    unit_norm: bool | None = None
+    mass: str | None = None
+    solver: str | None = None
+    epsilon: float | None = None
+    residual: str | None = None
+    beta: float | None = None
+    scale: str | None = None
+    seed: int = 0
+
+    def recipe(self) -> Recipe:
+        """Given options over those of `--paper` over the defaults.
+
+        Raises:
+            UsageError: A value outside its choices or range.
+        """
+        preset = dict(_PAPER) if self.paper else {}
+        for field in fields(Recipe):
+            given = getattr(self, field.name)
+            if given is not None:
+                preset[field.name] = given
+        return Recipe(**preset)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """Where results go. `report` None: beside the output."""
+
+    output: Path | None = None
+    report: Path | None = None
+    overwrite: bool = False
+    dtype: Literal["keep", "float32", "float64", "float16", "bfloat16"] = "keep"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeRequest(FusionOptions, OutputOptions):
+    """Fuse `checkpoints` (two or more) with `weights` into the anchor's shape."""
+
+    checkpoints: tuple[Source, ...]
+    weights: tuple[float, ...] | None = None
+    anchor: str = "last"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneFuseRequest(FusionOptions, OutputOptions):
+    """Fuse `dense` into its pruned version, which is the anchor."""
+
+    dense: Source
+    pruned: Source
+    dense_weight: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectRequest(FusionOptions):
+    """Look at one checkpoint, or compare several with the last one as anchor."""
+
+    checkpoints: tuple[Source, ...]
+    anchor: str = "last"
+    ot_costs: bool = False
+    graph: bool = False
+    max_cost: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoRequest(FusionOptions, OutputOptions):
+    """Fuse the bundled pair of digit classifiers and measure what comes out."""
+
+
+def normalised(weights: tuple[float, ...] | None, count: int) -> tuple[float, ...]:
+    """`count` weights that sum to 1; equal ones when none were given.
+
+    Raises:
+        UsageError: Wrong number, a negative or non-finite weight, or a sum of zero.
+    """
+    if weights is None:
+        return (1.0 / count,) * count
+    where = "--weights " + ",".join(f"{w:g}" for w in weights)
+    if len(weights) != count:
+        raise UsageError(
+            f"{len(weights)} weights for {count} checkpoints",
+            where=where,
+            fix="give one weight per checkpoint, in the order in which they are named",
+        )
+    if any(not isfinite(w) or w < 0 for w in weights):
+        raise UsageError(
+            "weights must be finite and not negative", where=where, fix="for example --weights 0.7,0.3"
+        )
+    total = sum(weights)
+    if not isfinite(total) or total <= 0:
+        raise UsageError(
+            "weights sum to zero" if total == 0 else "weights overflow",
+            where=where,
+            why="they are normalised to sum to 1",
+            fix="give at least one positive weight",
+        )
+    return tuple(w / total for w in weights)
