@@ -94,3 +94,16 @@ def concat(*parts: Axis) -> Axis:
     for part in parts:
         flat.extend(part.parts if isinstance(part, Cat) else (part,))
     return flat[0] if len(flat) == 1 else Cat(tuple(flat))
+
+
+def rename_units(axis: Axis, names: Mapping[str, str]) -> Axis:
+    """`axis` with its spaces renamed by the table; others keep their names."""
+    match axis:
+        case Unit(space):
+            return Unit(names.get(space, space))
+        case Prod(factors):
+            return Prod(tuple(rename_units(f, names) for f in factors))
+        case Cat(parts):
+            return Cat(tuple(rename_units(p, names) for p in parts))
+        case Fixed():
+            return axis

@@ -186,7 +186,11 @@ def first_difference(source: LayerGraph, anchor: LayerGraph) -> str | None:
             if a.expr != b.expr:
                 return f"{where}: axis {dim} is `{a.expr}` in the source, `{b.expr}` in the anchor"
     for id, space in anchor.spaces.items():
-        if space.pinned is not None and id in source.spaces and source.spaces[id].size != space.size:
+        if (
+            space.pinned is not None
+            and id in source.spaces
+            and source.spaces[id].size != space.size
+        ):
             name, dim = anchor.members[id][0]
             return (
                 f"{name} axis {dim} ({space.pinned}): source {source.spaces[id].size}, "

@@ -1,0 +1,251 @@
+"""From names and shapes to a layer graph: `--arch auto`, a family's name, `mlp`, a spec file.
+
+A bundled family is accepted only when all its tensors are covered, every size fits, and nothing
+in the checkpoint speaks against it. What several families explain differently, or none explains,
+is refused with the ways to go on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from itertools import pairwise
+from pathlib import Path
+
+from ..errors import IncompatibleModels, UnreadableInput
+from .bind import bind
+from .chain import chain_modules, matrix_of
+from .covers import Shapes
+from .model import LayerGraph, OpKind
+from .order import base_order
+from .spec import Pattern, Spec, load_specs, parse_specs
+
+HOW_TO_GO_ON = (
+    "say what the network is: --arch mlp (linear layers in order), --arch FAMILY "
+    "({families}), or --arch spec.yaml with one line per module (docs/spec.md)"
+)
+
+
+def families() -> dict[str, tuple[Spec, ...]]:
+    """The bundled families: name to spec documents, any of which may fit."""
+    found: dict[str, list[Spec]] = {}
+    folder = resources.files(__package__) / "families"
+    for file in sorted(folder.iterdir(), key=lambda f: f.name):
+        if file.name.endswith(".yaml"):
+            stem = file.name.removesuffix(".yaml")
+            for spec in parse_specs(file.read_text("utf-8"), where=file.name, name=stem):
+                found.setdefault(spec.name, []).append(spec)
+    return {name: tuple(specs) for name, specs in found.items()}
+
+
+def layer_graph(
+    arch: str,
+    shapes: Shapes,
+    *,
+    aliases: Mapping[str, tuple[str, ...]] | None = None,
+    label: str = "the checkpoint",
+) -> LayerGraph:
+    """The layer graph of a checkpoint, as `--arch` says.
+
+    Args:
+        arch: `auto`, a family's name, `mlp`, or a path to a spec.
+        shapes: Shape of every tensor, in the order of the file.
+        aliases: Other names of tied tensors.
+        label: What messages call the checkpoint.
+
+    Raises:
+        IncompatibleModels: Nothing fits, or several things do.
+        UnreadableInput: A spec file that is missing or not YAML.
+    """
+    known = families()
+    if arch == "auto":
+        return _recognise(shapes, aliases, known, label)
+    if arch == "mlp":
+        return bind(_mlp(shapes, label), shapes, aliases=aliases, where="arch mlp")
+    if arch in known:
+        return _first_fit(known[arch], shapes, aliases, label)
+    if arch.endswith((".yaml", ".yml")):
+        specs = load_specs(Path(arch))
+        return _first_of(specs, shapes, aliases, f"spec {arch}")
+    if Path(arch).suffix:
+        raise UnreadableInput(
+            "not a spec", where=f"--arch {arch}", why="a spec ends in .yaml", fix=_ways(known)
+        )
+    raise IncompatibleModels("unknown architecture", where=f"--arch {arch}", fix=_ways(known))
+
+
+def _ways(known: Mapping[str, object]) -> str:
+    return HOW_TO_GO_ON.format(families=", ".join(sorted(known)))
+
+
+def _recognise(
+    shapes: Shapes,
+    aliases: Mapping[str, tuple[str, ...]] | None,
+    known: Mapping[str, tuple[Spec, ...]],
+    label: str,
+) -> LayerGraph:
+    fits: list[LayerGraph] = []
+    misses: list[IncompatibleModels] = []
+    candidates = [*(s for specs in known.values() for s in specs), *_numbered_chains(shapes)]
+    for spec in candidates:
+        if not _required(spec, shapes):
+            continue
+        try:
+            fits.append(_fit(spec, shapes, aliases))
+        except IncompatibleModels as error:
+            misses.append(error)
+    different = [g for i, g in enumerate(fits) if all(_differ(g, f) for f in fits[:i])]
+    if len(different) == 1:
+        return different[0]
+    if different:
+        names = [g.source for g in different]
+        raise IncompatibleModels(
+            "ambiguous architecture",
+            where=label,
+            why=f"the names and shapes fit {' and '.join(names)}, which differ",
+            fix=f"choose one with --arch {names[0].removeprefix('family ')}",
+        )
+    shown = ", ".join(list(shapes)[:4]) + (", ..." if len(shapes) > 4 else "")
+    why = f"no bundled family has these names and shapes: {shown}"
+    if misses:
+        # A name that no line covers says little: any family that knows some names comes that far.
+        closest = min(misses, key=lambda miss: miss.what == "a tensor is not covered")
+        why = f"closest: {closest.what}: {closest.where}; {closest.why}"
+    raise IncompatibleModels("unknown architecture", where=label, why=why, fix=_ways(known))
+
+
+def _differ(one: LayerGraph, other: LayerGraph) -> bool:
+    """Whether two graphs of one checkpoint group its axes differently (names don't matter)."""
+    table: dict[str, str] = {}
+    for name, tensor in one.tensors.items():
+        for mine, theirs in zip(tensor.axes, other.tensors[name].axes, strict=True):
+            a = re.findall(r"[A-Za-z_][\w.:]*|\S", str(mine.expr))
+            b = re.findall(r"[A-Za-z_][\w.:]*|\S", str(theirs.expr))
+            if len(a) != len(b) or any(
+                table.setdefault(x, y) != y for x, y in zip(a, b, strict=True)
+            ):
+                return True
+    return len(set(table.values())) != len(table)
+
+
+def _required(spec: Spec, shapes: Shapes) -> bool:
+    names = {*shapes, *(n.rpartition(".")[0] for n in shapes)}
+    return all(any(p.match(n) for n in names) for p in spec.require)
+
+
+def _first_fit(
+    specs: tuple[Spec, ...],
+    shapes: Shapes,
+    aliases: Mapping[str, tuple[str, ...]] | None,
+    label: str,
+) -> LayerGraph:
+    """The first document of a family that fits; when named by hand, ambiguity is the user's say."""
+    fitting = [s for s in specs if _required(s, shapes)] or list(specs)
+    for spec in fitting[:-1]:
+        try:
+            return _fit(spec, shapes, aliases, cautious=False)
+        except IncompatibleModels:
+            continue
+    return _fit(fitting[-1], shapes, aliases, cautious=False)
+
+
+def _first_of(
+    specs: tuple[Spec, ...],
+    shapes: Shapes,
+    aliases: Mapping[str, tuple[str, ...]] | None,
+    where: str,
+) -> LayerGraph:
+    for spec in specs[:-1]:
+        try:
+            return bind(spec, shapes, aliases=aliases, where=where)
+        except IncompatibleModels:
+            continue
+    return bind(specs[-1], shapes, aliases=aliases, where=where)
+
+
+def _fit(
+    spec: Spec,
+    shapes: Shapes,
+    aliases: Mapping[str, tuple[str, ...]] | None,
+    *,
+    cautious: bool = True,
+) -> LayerGraph:
+    """Bind a family, and refuse it where something in the checkpoint speaks against it."""
+    where = f"family {spec.name}"
+    graph = bind(spec, shapes, aliases=aliases, where=where)
+    if graph.warnings:
+        raise _doubt(where, graph.warnings[0])
+    if spec.uniform_norms:
+        _require_uniform_norms(graph, where)
+    if spec.chain and cautious:
+        for reason in _chain_doubts(spec, shapes):
+            raise _doubt(where, reason)
+    return graph
+
+
+def _doubt(where: str, why: str) -> IncompatibleModels:
+    return IncompatibleModels("a family does not fit", where=where, why=why)
+
+
+def _require_uniform_norms(graph: LayerGraph, where: str) -> None:
+    """Pre-activation variants have the same names but a layer without its norm somewhere."""
+    writers = [op for op in graph.ops if op.kind in (OpKind.LINEAR, OpKind.CONV, OpKind.NORM)]
+    bare = normed = None
+    for op, after in pairwise(writers):
+        if op.kind is OpKind.CONV:
+            if after.kind is OpKind.NORM:
+                normed = op.name
+            else:
+                bare = op.name
+    if bare and normed:
+        raise _doubt(where, f"{normed} is followed by a norm, {bare} is not")
+
+
+def _chain_doubts(spec: Spec, shapes: Shapes) -> Iterator[str]:
+    """Signs that a net of chain-like names is not a plain chain, or is one read backwards."""
+    modules = chain_modules(spec.chain, shapes)
+    weights = [(m, w) for m, ts in modules.items() if (w := matrix_of(ts, shapes)) is not None]
+    if len(shapes[weights[-1][1]]) > 2:
+        yield "the last layer is a convolution; the family ends in a linear layer"
+    for _, weight in weights:
+        if any(size % 2 == 0 for size in shapes[weight][2:]):
+            yield f"{weight} {list(shapes[weight])}: an even kernel may be a transposed convolution"
+    numbers = [
+        int(found[0]) for m, _ in weights if (found := re.findall(r"\d+$", m)) is not None and found
+    ]
+    gaps = any(b - a > 1 for a, b in pairwise(numbers))
+    if not gaps:
+        # Numbered without gaps, these may be attributes of a class whose forward adds a skip.
+        rows = [shapes[w][0] for _, w in weights[:-1]]
+        widths = [shapes[weights[0][1]][1], *rows]
+        twice = next((n for i, n in enumerate(widths) if n in widths[:i]), None)
+        if twice is not None:
+            yield (
+                f"two of its layers are {twice} wide, so a skip connection between them can't be "
+                "ruled out from names and shapes; if it is a plain chain, say --arch mlp"
+            )
+
+
+def _numbered_chains(shapes: Shapes) -> Iterator[Spec]:
+    """An MLP or plain net whose layers are one numbered list: fc1..fc4, 0..6, layers.0..layers.4."""
+    modules = {n.rpartition(".")[0] for n in shapes if shapes[n]}
+    prefixes = {re.sub(r"\d+$", "", m) for m in modules}
+    if len(prefixes) == 1 and all(re.search(r"\d$", m) for m in modules):
+        yield Spec("mlp", chain=(Pattern(f"{prefixes.pop()}*"),), act="relu")
+
+
+def _mlp(shapes: Shapes, label: str) -> Spec:
+    """Every linear layer, in order; the user says so."""
+    modules = list(
+        dict.fromkeys(n.rpartition(".")[0] for n in base_order(list(shapes)) if shapes[n])
+    )
+    deep = next((n for n in shapes if len(shapes[n]) > 2), None)
+    if deep is not None:
+        raise IncompatibleModels(
+            "not an MLP",
+            where=f"{deep} {list(shapes[deep])} of {label}",
+            why="it has more than two axes",
+            fix="write a spec (docs/spec.md)",
+        )
+    return Spec("mlp", chain=tuple(Pattern(m) for m in modules), act="relu")

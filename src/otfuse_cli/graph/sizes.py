@@ -1,0 +1,186 @@
+"""Sizes of spaces, solved from the shapes of the tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ..errors import IncompatibleModels
+from .axes import Axis, axis_size, axis_units, rename_units
+from .covers import Cover, Shapes
+from .model import LayerGraph
+from .spec import PINNED
+
+
+def fit_axis(axis: Axis, length: int, sizes: Mapping[str, int]) -> dict[str, int] | None:
+    """What `length` positions say about the sizes in `axis`.
+
+    Returns:
+        The size of the one unknown space; nothing when all are known and fit; None when two or
+        more are unknown.
+
+    Raises:
+        ValueError: No size fits.
+    """
+    unknown = {u for u in axis_units(axis) if u not in sizes}
+    if len(unknown) > 1:
+        return None
+    if not unknown:
+        got = axis_size(axis, sizes)
+        if got != length:
+            raise ValueError(f"the axis has {length} positions, `{axis}` makes {got}")
+        return {}
+    (space,) = unknown
+    low, high = 1, max(length, 1)
+    while low < high:  # the size of an axis grows with each of its spaces
+        middle = (low + high) // 2
+        if axis_size(axis, {**sizes, space: middle}) < length:
+            low = middle + 1
+        else:
+            high = middle
+    if axis_size(axis, {**sizes, space: low}) != length:
+        raise ValueError(f"no size of {space} makes `{axis}` {length} positions long")
+    return {space: low}
+
+
+def solve_sizes(
+    covers: Mapping[str, Cover], shapes: Shapes, given: Mapping[str, int], where: str
+) -> dict[str, int]:
+    """Sizes of all spaces of a spec; each axis is solved for the one space not known yet.
+
+    Raises:
+        IncompatibleModels: An axis doesn't fit (tensor and axis named), or a size stays unknown.
+    """
+    sizes = dict(given)
+    origin = dict.fromkeys(sizes, "sizes:")
+    pending = [(c, d) for c in covers.values() for d in range(len(c.axes))]
+    while pending:
+        left = []
+        for cover, dim in pending:
+            axis, length = cover.axes[dim], shapes[cover.name][dim]
+            try:
+                found = fit_axis(axis, length, sizes)
+            except ValueError as error:
+                known = ", ".join(
+                    f"{u} = {sizes[u]} from {origin[u]}"
+                    for u in dict.fromkeys(axis_units(axis))
+                    if u in origin
+                )
+                raise IncompatibleModels(
+                    "a size does not fit",
+                    where=f"{cover.name} {list(shapes[cover.name])}, axis {dim}, "
+                    f"{cover.line.label} of {where}",
+                    why=f"{error}" + (f" ({known})" if known else ""),
+                    fix="correct the line, or the one that gave the size",
+                ) from error
+            if found is None:
+                left.append((cover, dim))
+            for space, size in (found or {}).items():
+                if space not in PINNED:  # `in` and `out` may differ from tensor to tensor
+                    sizes[space], origin[space] = size, f"{cover.name} axis {dim}"
+        if len(left) == len(pending):
+            cover, dim = left[0]
+            unknown = [u for u in axis_units(cover.axes[dim]) if u not in sizes]
+            raise IncompatibleModels(
+                "the shapes do not determine a size",
+                where=f"{cover.name} axis {dim}: `{cover.axes[dim]}` = {shapes[cover.name][dim]}",
+                why=f"{' and '.join(dict.fromkeys(unknown))} could share it in several ways",
+                fix=f"add `sizes: {{{unknown[0]}: N}}` to the spec",
+            )
+        pending = left
+    return sizes
+
+
+def name_pinned(covers: Mapping[str, Cover], shapes: Shapes, sizes: dict[str, int]) -> None:
+    """Give `in` and `out` one pinned space for each size they have (`in`, or `in:32`, `in:64`)."""
+    found: dict[str, dict[int, None]] = {name: {} for name in PINNED}
+    where: list[tuple[Cover, int, str, int]] = []
+    for cover in covers.values():
+        for dim, axis in enumerate(cover.axes):
+            for name in sorted(PINNED.keys() & set(axis_units(axis))):
+                size = (fit_axis(axis, shapes[cover.name][dim], sizes) or {})[name]
+                found[name][size] = None
+                where.append((cover, dim, name, size))
+    for cover, dim, name, size in where:
+        id = name if len(found[name]) == 1 else f"{name}:{size}"
+        cover.axes[dim] = rename_units(cover.axes[dim], {name: id})
+        sizes[id] = size
+
+
+def is_pinned(space: str) -> bool:
+    """Is this `in` or `out`, or one of several of them (`in:10`)?"""
+    return space.partition(":")[0] in PINNED
+
+
+def resize(graph: LayerGraph, shapes: Shapes, *, label: str, anchor: str) -> LayerGraph:
+    """The same graph for a model of other widths: free spaces take their sizes from `shapes`.
+
+    Args:
+        graph: The anchor's graph.
+        shapes: The other model's shapes.
+        label: What messages call the other model.
+        anchor: What messages call the anchor.
+
+    Raises:
+        IncompatibleModels: The two differ in more than widths; the first difference is named with
+            both shapes.
+    """
+    _require_same_names(graph, shapes, label, anchor)
+    sizes = {id: s.size for id, s in graph.spaces.items() if s.pinned is not None}
+    pending = [(t.name, d) for t in graph.tensors.values() for d in range(len(t.axes))]
+    while pending:
+        left = []
+        for name, dim in pending:
+            mine, theirs = graph.tensors[name].shape, shapes[name]
+            axis = graph.tensors[name].axes[dim].expr
+            try:
+                found = fit_axis(axis, theirs[dim], sizes)
+            except ValueError as error:
+                reasons = {graph.spaces[u].pinned for u in axis_units(axis)} - {None}
+                pinned = f"; that axis is pinned: {', '.join(sorted(map(str, reasons)))}"
+                raise IncompatibleModels(
+                    "the models differ in more than widths",
+                    where=f"{name} axis {dim}: {list(theirs)} in {label}, {list(mine)} in {anchor}",
+                    why=f"{error}" + (pinned if reasons else ""),
+                    fix="fuse models of one architecture, with the same inputs and classes",
+                ) from error
+            if found is None:
+                left.append((name, dim))
+            sizes |= found or {}
+        if len(left) == len(pending):
+            # Nothing tells how two spaces share an axis (heads x dimensions): assume the anchor's.
+            name, dim = left[0]
+            axis = graph.tensors[name].axes[dim].expr
+            unknown = next(u for u in axis_units(axis) if u not in sizes)
+            sizes[unknown] = graph.spaces[unknown].size
+        pending = left
+    return replace(
+        graph,
+        tensors={n: replace(t, shape=shapes[n]) for n, t in graph.tensors.items()},
+        spaces={id: replace(s, size=sizes.get(id, s.size)) for id, s in graph.spaces.items()},
+    )
+
+
+def _require_same_names(graph: LayerGraph, shapes: Shapes, label: str, anchor: str) -> None:
+    missing = [n for n in graph.tensors if n not in shapes]
+    extra = [n for n in shapes if n not in graph.tensors]
+    if missing or extra:
+        parts = []
+        for names, holder, other in ((missing, anchor, label), (extra, label, anchor)):
+            if names:
+                more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+                parts.append(f"{', '.join(names[:3])}{more} in {holder} but not in {other}")
+        raise IncompatibleModels(
+            "the checkpoints hold different tensors",
+            where=f"{label} and {anchor}",
+            why="; ".join(parts),
+            fix="fuse checkpoints of one architecture",
+        )
+    for name, tensor in graph.tensors.items():
+        if len(tensor.shape) != len(shapes[name]):
+            raise IncompatibleModels(
+                "the checkpoints hold different tensors",
+                where=f"{name}: {list(shapes[name])} in {label}, {list(tensor.shape)} in {anchor}",
+                why="they have a different number of axes",
+                fix="fuse checkpoints of one architecture",
+            )
