@@ -1,0 +1,194 @@
+"""An open file read by position: exact, thread-safe, and never through a memory map.
+
+A mapped file that shrinks kills the process (SIGBUS); a short `pread` is an error we can name.
+No file formats here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..errors import UnreadableInput
+
+_HASH_CHUNK = 1 << 22
+_READ_CHUNK = 1 << 30  # Linux returns at most 2 GiB - 4 KiB per call
+_MAX_AXES = 64
+_EXPANDED_LIMIT = 1 << 30
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+
+
+@dataclass(frozen=True)
+class Block:
+    """Where a tensor lies in a file: byte position of its first element, shape, strides.
+
+    Two names with equal blocks share their storage, that is, they are tied.
+    """
+
+    start: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    conjugate: bool = False
+    negative: bool = False
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return count(self.shape)
+
+    @property
+    def span(self) -> int:
+        """Elements between the first and the last one, both included (0 when empty)."""
+        if self.numel == 0:
+            return 0
+        return 1 + sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
+
+
+class Disk:
+    """One regular file, open for reading.
+
+    Raises:
+        UnreadableInput: It is missing, a folder, not a regular file, or may not be read.
+    """
+
+    def __init__(self, path: Path, label: str) -> None:
+        self.path = path
+        self.label = label
+        try:
+            # Checked before opening: opening a FIFO would wait for a writer.
+            mode = path.stat().st_mode
+            if stat.S_ISDIR(mode):
+                raise UnreadableInput(
+                    "a folder, not a checkpoint file",
+                    where=label,
+                    why="checkpoint folders can't be read yet",
+                    fix="name one .safetensors or .pt file inside it",
+                )
+            if not stat.S_ISREG(mode):
+                raise UnreadableInput(
+                    "not a regular file",
+                    where=label,
+                    why="weights are read by position, which a pipe or device can't do",
+                    fix="save the checkpoint to a file first",
+                )
+            self.file = path.open("rb", buffering=0)
+        except FileNotFoundError:
+            raise UnreadableInput("no such file", where=label, fix="check the path") from None
+        except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            raise UnreadableInput("can't open the file", where=label, why=why) from error
+        self.size = os.fstat(self.file.fileno()).st_size
+        self._sha256: str | None = None
+        self._lock = threading.Lock()
+
+    def read_into(self, buffer: memoryview, start: int) -> None:
+        """Fill `buffer` (bytes) from position `start`.
+
+        Raises:
+            UnreadableInput: The file ends before that, or the device fails.
+        """
+        done = 0
+        while done < len(buffer):
+            part = buffer[done : done + _READ_CHUNK]
+            try:
+                got = os.preadv(self.file.fileno(), [part], start + done)
+            except OSError as error:
+                raise UnreadableInput(
+                    "reading failed", where=self.label, why=error.strerror
+                ) from error
+            if got == 0:
+                raise UnreadableInput(
+                    "the file ends too early",
+                    where=self.label,
+                    why=f"byte {start + done} is gone; the file had {self.size} bytes when opened",
+                    fix="don't change an input while it is being read",
+                )
+            done += got
+
+    def read_bytes(self, start: int, size: int) -> bytes:
+        """At most `size` bytes from `start`; fewer only at the end of the file."""
+        data = bytearray(max(0, min(size, self.size - start)))
+        self.read_into(memoryview(data), start)
+        return bytes(data)
+
+    def read_block(self, block: Block) -> torch.Tensor:
+        """The tensor of a block: on the CPU, contiguous, in memory of its own."""
+        if block.numel == 0:
+            return torch.empty(block.shape, dtype=block.dtype)
+        self._refuse_bomb(block)
+        itemsize = block.dtype.itemsize
+        buffer = torch.empty(block.span * itemsize, dtype=torch.uint8)
+        self.read_into(buffer.numpy().data, block.start)
+        # Gathered as integers: not every dtype has a copy kernel.
+        bits = buffer.view(_BITS[itemsize])
+        if is_contiguous(block.shape, block.stride):
+            tensor = bits.reshape(block.shape).view(block.dtype)
+        else:
+            tensor = bits.as_strided(block.shape, block.stride).clone(
+                memory_format=torch.contiguous_format
+            )
+            tensor = tensor.view(block.dtype)
+        if block.conjugate:
+            tensor = tensor.conj_physical()
+        return tensor.neg() if block.negative else tensor
+
+    def sha256(self) -> str:
+        """SHA-256 of the whole file, computed once."""
+        with self._lock:
+            if self._sha256 is None:
+                digest, buffer = hashlib.sha256(), memoryview(bytearray(_HASH_CHUNK))
+                for start in range(0, self.size, _HASH_CHUNK):
+                    part = buffer[: min(_HASH_CHUNK, self.size - start)]
+                    self.read_into(part, start)
+                    digest.update(part)
+                self._sha256 = digest.hexdigest()
+            return self._sha256
+
+    def close(self) -> None:
+        """Close the file; closing twice is fine."""
+        self.file.close()
+
+    def _refuse_bomb(self, block: Block) -> None:
+        size = block.numel * block.dtype.itemsize
+        if size > _EXPANDED_LIMIT and size > 8 * self.size:
+            raise UnreadableInput(
+                "a tensor far larger than its file",
+                where=self.label,
+                why=f"shape {list(block.shape)} needs {size} bytes from a file of {self.size}",
+                fix="save the tensor without expand()",
+            )
+
+
+def count(shape: tuple[int, ...]) -> int:
+    """Number of elements of a shape."""
+    total = 1
+    for size in shape:
+        total *= size
+    return total
+
+
+def plausible(shape: tuple[int, ...]) -> bool:
+    """Whether torch can represent the shape at all: few axes, sizes that don't overflow."""
+    return len(shape) <= _MAX_AXES and count(tuple(max(n, 1) for n in shape)) < 1 << 63
+
+
+def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Row-major strides of a shape, in elements."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether the strides are row-major wherever they matter."""
+    wanted = contiguous_stride(shape)
+    return all(n == 1 or a == b for n, a, b in zip(shape, stride, wanted, strict=True))

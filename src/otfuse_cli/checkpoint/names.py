@@ -1,0 +1,70 @@
+"""Tensor names: the prefixes that wrappers put before them, and what names give away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .disk import count
+
+_PREFIXES = ("module.", "_orig_mod.")
+_LIGHTNING = "model."
+_QUANTISED = frozenset(
+    ("weight_scale", "weight_scale_2", "weight_packed", "qweight", "qzeros", "SCB")
+)
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Name, shape and dtype of one tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return count(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes, stored compactly."""
+        return self.numel * self.dtype.itemsize
+
+
+def common_prefix(names: Sequence[str], *, lightning: bool = False) -> str:
+    """What DDP, `torch.compile` and Lightning put before *every* name, in any order.
+
+    With `lightning`, `model.` counts too, once.
+    """
+    prefix, allowed = "", [*_PREFIXES, *([_LIGHTNING] if lightning else [])]
+    while names:
+        for candidate in allowed:
+            longer = prefix + candidate
+            if all(name.startswith(longer) and name != longer for name in names):
+                prefix = longer
+                break
+        else:
+            break
+        if candidate == _LIGHTNING:
+            allowed.remove(_LIGHTNING)
+    return prefix
+
+
+def shown(text: str, limit: int = 200) -> str:
+    """A text out of a file, fit for one line of a message on a terminal."""
+    cut = text if len(text) <= limit else text[:limit] + "..."
+    return "".join(c if c.isprintable() else "?" for c in cut)
+
+
+def quantised_key(name: str) -> bool:
+    """Whether a name belongs to a format that stores weights as codes and scales."""
+    last = name.rsplit(".", 1)[-1]
+    return (
+        last in _QUANTISED
+        or last.endswith(("_scale_inv", "_packed_params"))
+        or ".quant_state." in name
+    )
