@@ -1,0 +1,248 @@
+"""Ground metrics: what moving one unit onto another costs.
+
+N source units, M anchor units, K features; rows = source, columns = anchor. No names, no files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+# Gram distances lose what the two squared norms share; below this share of them an entry is redone.
+_REPAIR_BELOW = 1e-3
+# Elements of any one temporary: the blocks bound memory, whatever the sizes.
+_BLOCK = 1 << 22
+
+
+class Metric(StrEnum):
+    """Ground metric between two feature rows."""
+
+    EUCLIDEAN = "euclidean"
+    SQEUCLIDEAN = "sqeuclidean"
+    COSINE = "cosine"
+
+
+def cost_matrix(
+    source_NK: Tensor,
+    anchor_MK: Tensor,
+    *,
+    metric: Metric = Metric.EUCLIDEAN,
+    dead_cost: float | None = None,
+) -> Tensor:
+    """Cost of every source unit to every anchor unit.
+
+    Centred Gram form: the joint mean is removed (not for cosine), the product is one matrix
+    multiplication in the working dtype, and near-duplicates, where it cancels, are recomputed in
+    float64 from the rows as given. Rows are taken in blocks; no N x M x K temporary exists.
+
+    Args:
+        source_NK: Source features, floating. Half types are computed in float32.
+        anchor_MK: Anchor features, same K and device.
+        metric: Cosine is `1 - cos`, and 1 where a row is zero.
+        dead_cost: If given, the cost wherever the source row or the anchor row is all zeros.
+
+    Returns:
+        cost_NM, >= 0, on the same device; float32, or float64 if either input is.
+
+    Raises:
+        ValueError: Not two floating matrices of equal K >= 1 on one device.
+    """
+    source_NK, anchor_MK = _working(source_NK, anchor_MK)
+    n, m = source_NK.shape[0], anchor_MK.shape[0]
+    cost_NM = source_NK.new_empty((n, m))
+    if not n or not m:
+        return cost_NM
+    dead_N, dead_M = _dead(source_NK), _dead(anchor_MK)
+    if metric is Metric.COSINE and dead_cost is None:
+        dead_cost = 1.0
+    repair = _Repair(source_NK, anchor_MK, metric)
+    mean_K, unit = _centre(source_NK, anchor_MK)
+    anchor_rows = _prepare(anchor_MK, metric, mean_K, unit)
+    anchor_squares_M = torch.linalg.vector_norm(anchor_rows, dim=1).square_()
+    for rows in _blocks(n, m):
+        source_rows = _prepare(source_NK[rows], metric, mean_K, unit)
+        squares = torch.linalg.vector_norm(source_rows, dim=1).square_()[:, None]
+        block = cost_NM[rows]
+        torch.mm(source_rows, anchor_rows.T, out=block)
+        block.mul_(-2).add_(squares).add_(anchor_squares_M)
+        suspect = block <= (squares + anchor_squares_M).mul_(_REPAIR_BELOW)
+        if dead_cost is not None:
+            suspect &= ~dead_N[rows, None]
+            suspect &= ~dead_M
+        block.clamp_(min=0)
+        if metric is Metric.EUCLIDEAN:
+            block.sqrt_().mul_(unit)
+        elif metric is Metric.SQEUCLIDEAN:
+            block.mul_(unit).mul_(unit)
+        else:
+            block.mul_(0.5)
+        repair(block, suspect, first=rows.start)
+    if dead_cost is not None:
+        cost_NM[dead_N] = dead_cost
+        cost_NM[:, dead_M] = dead_cost
+    return cost_NM
+
+
+def paired_cost(
+    source_NK: Tensor,
+    anchor_NK: Tensor,
+    *,
+    metric: Metric = Metric.EUCLIDEAN,
+    dead_cost: float | None = None,
+) -> Tensor:
+    """Cost of row i to row i: the diagonal of `cost_matrix`, by direct float64 differences, O(N K).
+
+    Returns:
+        cost_N, in the dtype and on the device of `cost_matrix`.
+
+    Raises:
+        ValueError: Not two floating matrices of one shape on one device.
+    """
+    source_NK, anchor_NK = _working(source_NK, anchor_NK)
+    if source_NK.shape != anchor_NK.shape:
+        raise ValueError(f"rows don't pair: {tuple(source_NK.shape)}, {tuple(anchor_NK.shape)}")
+    index_N = torch.arange(source_NK.shape[0], device=source_NK.device)
+    cost_N = _direct(source_NK, anchor_NK, index_N, index_N, metric).to(source_NK.dtype)
+    if metric is Metric.COSINE and dead_cost is None:
+        dead_cost = 1.0
+    if dead_cost is not None:
+        cost_N[_dead(source_NK) | _dead(anchor_NK)] = dead_cost
+    return cost_N
+
+
+def unit_rows(features_NK: Tensor) -> Tensor:
+    """Rows scaled to unit Euclidean norm; a zero row stays zero.
+
+    Computed in float64 and rounded once, so that rows which are multiples of each other become
+    equal. Returns float32, or float64 for float64 input.
+    """
+    if features_NK.ndim != 2 or not features_NK.is_floating_point():
+        raise ValueError(f"expected a floating matrix, got {_describe(features_NK)}")
+    dtype = torch.promote_types(features_NK.dtype, torch.float32)
+    unit_NK = torch.empty(features_NK.shape, dtype=dtype, device=features_NK.device)
+    for rows in _blocks(*features_NK.shape):
+        unit_NK[rows] = _unit(features_NK[rows].double())
+    return unit_NK
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {tensor.dtype}".replace("torch.", "")
+
+
+def _working(source_NK: Tensor, anchor_MK: Tensor) -> tuple[Tensor, Tensor]:
+    """Both inputs in one dtype, float32 or float64, detached."""
+    matrices = source_NK.ndim == anchor_MK.ndim == 2
+    columns = matrices and source_NK.shape[1] == anchor_MK.shape[1] > 0
+    floating = source_NK.is_floating_point() and anchor_MK.is_floating_point()
+    if not columns or not floating or source_NK.device != anchor_MK.device:
+        raise ValueError(
+            "expected two floating matrices with equally many columns on one device, got "
+            f"{_describe(source_NK)} and {_describe(anchor_MK)}"
+        )
+    double = torch.float64 in (source_NK.dtype, anchor_MK.dtype)
+    dtype = torch.float64 if double else torch.float32
+    return source_NK.detach().to(dtype), anchor_MK.detach().to(dtype)
+
+
+def _blocks(rows: int, columns: int) -> Iterator[slice]:
+    step = max(1, _BLOCK // max(1, columns))
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
+
+
+def _dead(features_NK: Tensor) -> Tensor:
+    """Rows that are entirely zero; a row with NaN is not."""
+    peak_N: Tensor = torch.linalg.vector_norm(features_NK, ord=math.inf, dim=1)
+    return peak_N == 0
+
+
+def _centre(source_NK: Tensor, anchor_MK: Tensor) -> tuple[Tensor, float]:
+    """Mean of all rows, and a power of two near their largest entry.
+
+    Dividing by the latter is exact, and keeps squares of very small or large weights in range.
+    """
+    count = source_NK.shape[0] + anchor_MK.shape[0]
+    total_K = source_NK.sum(0, dtype=torch.float64) + anchor_MK.sum(0, dtype=torch.float64)
+    peak = 0.0
+    for features in (source_NK, anchor_MK):
+        if features.numel():
+            low, high = torch.aminmax(features)
+            peak = max(peak, abs(low.item()), abs(high.item()))
+    unit = 2.0 ** (math.frexp(peak)[1] - 1) if 0 < peak < math.inf else 1.0
+    if unit < torch.finfo(source_NK.dtype).tiny:
+        unit = 1.0
+    return (total_K / count).to(source_NK.dtype), unit
+
+
+def _prepare(features_NK: Tensor, metric: Metric, mean_K: Tensor, unit: float) -> Tensor:
+    if metric is Metric.COSINE:
+        return unit_rows(features_NK)
+    return (features_NK - mean_K).div_(unit)
+
+
+def _unit(rows_PK: Tensor) -> Tensor:
+    """Float64 rows at unit norm; the largest entry goes first, so that no square overflows."""
+    peak_P = torch.linalg.vector_norm(rows_PK, ord=math.inf, dim=1, keepdim=True)
+    rows_PK = rows_PK / peak_P.masked_fill(peak_P == 0, 1)
+    norm_P = torch.linalg.vector_norm(rows_PK, dim=1, keepdim=True)
+    return rows_PK.div_(norm_P.masked_fill_(norm_P == 0, 1))
+
+
+def _direct(
+    source_NK: Tensor, anchor_MK: Tensor, rows_P: Tensor, cols_P: Tensor, metric: Metric
+) -> Tensor:
+    """Float64 cost of P chosen pairs by direct differences of the rows as given."""
+    cost_P = torch.empty(rows_P.shape, dtype=torch.float64, device=source_NK.device)
+    for part in _blocks(rows_P.shape[0], source_NK.shape[1]):
+        left, right = source_NK[rows_P[part]].double(), anchor_MK[cols_P[part]].double()
+        if metric is Metric.COSINE:
+            left, right = _unit(left), _unit(right)
+        cost_P[part] = torch.linalg.vector_norm(left.sub_(right), dim=1)
+    if metric is Metric.EUCLIDEAN:
+        return cost_P
+    return cost_P.square_().mul_(0.5 if metric is Metric.COSINE else 1.0)
+
+
+class _Repair:
+    """Recomputes the entries that the Gram form cannot resolve.
+
+    Usually there are about N of them. When a block has many (masked units, copied layers), rows
+    that are equal are recognised once and every distinct pair is computed once.
+    """
+
+    def __init__(self, source_NK: Tensor, anchor_MK: Tensor, metric: Metric) -> None:
+        self._source_NK = source_NK
+        self._anchor_MK = anchor_MK
+        self._metric = metric
+        self._classes: Tensor | None = None
+
+    def __call__(self, block: Tensor, suspect: Tensor, *, first: int) -> None:
+        rows_P, cols_P = suspect.nonzero(as_tuple=True)
+        if not rows_P.numel():
+            return
+        if rows_P.numel() <= 4 * sum(block.shape):
+            cost_P = self._pairs(rows_P + first, cols_P)
+        else:
+            cost_P = self._distinct(rows_P + first, cols_P)
+        block[rows_P, cols_P] = cost_P.to(block.dtype)
+
+    def _pairs(self, rows_P: Tensor, cols_P: Tensor) -> Tensor:
+        return _direct(self._source_NK, self._anchor_MK, rows_P, cols_P, self._metric)
+
+    def _distinct(self, rows_P: Tensor, cols_P: Tensor) -> Tensor:
+        n = self._source_NK.shape[0]
+        if self._classes is None:
+            both = torch.cat([self._source_NK, self._anchor_MK])
+            self._classes = torch.unique(both, dim=0, return_inverse=True)[1]
+        classes = self._classes
+        count = int(classes.max()) + 1
+        code_P = classes[rows_P] * count + classes[n + cols_P]
+        code_Q, slot_P = torch.unique(code_P, return_inverse=True)
+        # Any pair of a code serves as its example: which one doesn't matter, its rows are equal.
+        example_Q = torch.empty_like(code_Q)
+        example_Q[slot_P] = torch.arange(code_P.numel(), device=code_P.device)
+        return self._pairs(rows_P[example_Q], cols_P[example_Q])[slot_P]
