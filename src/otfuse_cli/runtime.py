@@ -101,6 +101,7 @@ class Stopwatch:
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
+        """Time a block under the name of its stage."""
         start = self.clock()
         try:
             yield

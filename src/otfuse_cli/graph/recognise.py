@@ -228,7 +228,7 @@ def _chain_doubts(spec: Spec, shapes: Shapes) -> Iterator[str]:
 
 
 def _numbered_chains(shapes: Shapes) -> Iterator[Spec]:
-    """An MLP or plain net whose layers are one numbered list: fc1..fc4, 0..6, layers.0..layers.4."""
+    """A net whose layers are one numbered list: fc1..fc4, 0..6, layers.0..layers.4."""
     modules = {n.rpartition(".")[0] for n in shapes if shapes[n]}
     prefixes = {re.sub(r"\d+$", "", m) for m in modules}
     if len(prefixes) == 1 and all(re.search(r"\d$", m) for m in modules):

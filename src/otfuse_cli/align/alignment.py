@@ -1,0 +1,35 @@
+"""The maps of one source onto the anchor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..transport.maps import Map
+
+Maps = Mapping[str, Map]
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """How one source moves: a map per free space.
+
+    Attributes:
+        maps: By space; a space that is absent stays in place.
+        families: For a space with an index (`v@h`): one map per *anchor* unit of the index space.
+        overrides: Maps that hold on one axis of one tensor only (`--residual average`).
+    """
+
+    maps: Maps
+    families: Mapping[str, tuple[Map, ...]] = field(default_factory=dict)
+    overrides: Mapping[tuple[str, int], Maps] = field(default_factory=dict)
+
+    def on(self, tensor: str, dim: int) -> Maps:
+        """The maps that hold on one axis."""
+        return self.overrides.get((tensor, dim), self.maps)
+
+    @property
+    def hard(self) -> bool:
+        """Whether every map is a permutation and each space has one map everywhere."""
+        inner = (m for maps in self.families.values() for m in maps)
+        return not self.overrides and all(m.hard for m in (*self.maps.values(), *inner))

@@ -1,0 +1,134 @@
+"""Maps applied to tensors, factor by factor.
+
+`W' = einsum('nm,n...->m...', produce, W)` on axes that make units or carry one number per unit,
+`W' = einsum('...n,nm->...m', W, consume)` on axes that read them (DESIGN section 3, Transport).
+An axis with structure is taken apart into its factors first, so no Kronecker product is formed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..graph.axes import Axis, Cat, Prod, Unit, axis_size, axis_units
+from ..graph.model import LayerGraph, Role
+from ..transport.maps import Map
+from .alignment import Alignment, Maps
+
+
+def transport(
+    tensor: torch.Tensor,
+    name: str,
+    graph: LayerGraph,
+    alignment: Alignment,
+    *,
+    anchor: torch.Tensor | None = None,
+    without: str | None = None,
+) -> torch.Tensor:
+    """Move a source's tensor onto the anchor's units.
+
+    Args:
+        tensor: The source's tensor, any dtype that the maps take.
+        name: Its name in `graph`.
+        graph: The source's graph.
+        alignment: Maps of that source; spaces without one stay in place.
+        anchor: The anchor's tensor, for maps that leave some anchor units without a source.
+        without: Leave this space alone.
+    """
+    dims = []
+    for dim, axis in enumerate(graph.tensors[name].axes):
+        maps = alignment.on(name, dim)
+        # A tied tensor that makes and reads its units takes the produce side (DESIGN section 3).
+        consume = Role.CONSUME in axis.roles and Role.PRODUCE not in axis.roles
+        dims.append(_Dim(axis.expr, consume, {s: m for s, m in maps.items() if s != without}))
+    families = {s: m for s, m in alignment.families.items() if s != without}
+    return _Mover(graph, families).move(tensor, dims, anchor)
+
+
+@dataclass(frozen=True)
+class _Dim:
+    """One dimension on its way: its expression, the side of the plan, the maps that hold there."""
+
+    expr: Axis
+    consume: bool
+    maps: Maps
+
+
+@dataclass(frozen=True)
+class _Mover:
+    graph: LayerGraph
+    families: Mapping[str, tuple[Map, ...]]
+
+    def move(
+        self, tensor: torch.Tensor, dims: list[_Dim], anchor: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Take axes apart until each dimension is one space or fixed, move those, put together."""
+        for at, dim in enumerate(dims):
+            if not any(u in dim.maps or u in self.families for u in axis_units(dim.expr)):
+                continue
+            match dim.expr:
+                case Prod(factors):
+                    inner = [replace(dim, expr=f) for f in factors]
+                    mine = torch.unflatten(tensor, at, [self._size(d) for d in inner])
+                    theirs = anchor
+                    if anchor is not None:
+                        theirs = torch.unflatten(anchor, at, [self._anchor_size(d) for d in inner])
+                    moved = self.move(mine, [*dims[:at], *inner, *dims[at + 1 :]], theirs)
+                    return moved.flatten(at, at + len(factors) - 1)
+                case Cat(parts):
+                    inner = [replace(dim, expr=p) for p in parts]
+                    pieces = torch.split_with_sizes(tensor, [self._size(d) for d in inner], at)
+                    kept: tuple[torch.Tensor | None, ...] = (None,) * len(parts)
+                    if anchor is not None:
+                        kept = tuple(
+                            torch.split_with_sizes(
+                                anchor, [self._anchor_size(d) for d in inner], at
+                            )
+                        )
+                    moved_pieces = [
+                        self.move(piece, [*dims[:at], d, *dims[at + 1 :]], k)
+                        for piece, d, k in zip(pieces, inner, kept, strict=True)
+                    ]
+                    return torch.cat(moved_pieces, at)
+        return self._move_units(tensor, dims, anchor)
+
+    def _move_units(
+        self, tensor: torch.Tensor, dims: list[_Dim], anchor: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Every dimension is one space or stays: apply the maps, then those of families."""
+        spaces = [d.expr.space if isinstance(d.expr, Unit) else "" for d in dims]
+        for at, (dim, space) in enumerate(zip(dims, spaces, strict=True)):
+            if space in dim.maps:
+                tensor = _apply(dim.maps[space], tensor, at, dim.consume)
+        for at, (dim, space) in enumerate(zip(dims, spaces, strict=True)):
+            if space in self.families:
+                index = spaces.index(self.graph.spaces[space].per or "")
+                inner = at - (index < at)
+                tensor = torch.stack(
+                    [
+                        _apply(map, tensor.select(index, unit), inner, dim.consume)
+                        for unit, map in enumerate(self.families[space])
+                    ],
+                    index,
+                )
+        for at, (dim, space) in enumerate(zip(dims, spaces, strict=True)):
+            if space in dim.maps and (kept := dim.maps[space].kept) is not None:
+                if anchor is None:
+                    raise ValueError("a map that keeps anchor units needs the anchor's tensor")
+                where = kept.to(tensor.device)
+                tensor = tensor.index_copy(at, where, anchor.index_select(at, where))
+        return tensor
+
+    def _size(self, dim: _Dim) -> int:
+        return axis_size(dim.expr, self.graph.sizes)
+
+    def _anchor_size(self, dim: _Dim) -> int:
+        theirs = {s: m.sizes[1] for s, m in dim.maps.items()}
+        theirs |= {s: m[0].sizes[1] for s, m in self.families.items() if m}
+        return axis_size(dim.expr, {**self.graph.sizes, **theirs})
+
+
+def _apply(map: Map, tensor: torch.Tensor, dim: int, consume: bool) -> torch.Tensor:
+    return map.consume(tensor, dim) if consume else map.produce(tensor, dim)

@@ -1,0 +1,158 @@
+"""One space of one source against the anchor: rows, cost, plan, record.
+
+Legend: N source units, M anchor units, K features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..report import LayerRecord, SpaceRecord
+from ..transport import mass
+from ..transport.cost import Metric, cost_matrix, paired_cost
+from ..transport.maps import Map, as_map
+from ..transport.plan import Plan
+from ..transport.solve import Solution, Solver, solve
+from ..transport.ties import has_ties
+from .alignment import Alignment
+from .features import Producer, joined, raw_rows
+from .models import Model
+from .recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of some producers of one space, as they are: source N x K, anchor M x K each."""
+
+    producers: tuple[Producer, ...]
+    source: tuple[torch.Tensor, ...]
+    anchor: tuple[torch.Tensor, ...]
+
+    @property
+    def features(self) -> int:
+        """Numbers per unit."""
+        return sum(r.shape[-1] for r in self.source)
+
+    def unit(self, source_unit: int, anchor_unit: int) -> Rows:
+        """For a family: the rows inside one unit of the index space."""
+        return Rows(
+            self.producers,
+            tuple(r[source_unit] for r in self.source),
+            tuple(r[anchor_unit] for r in self.anchor),
+        )
+
+
+def read_rows(
+    source: Model,
+    anchor: Model,
+    producers: Sequence[Producer],
+    space: str,
+    alignment: Alignment,
+    pool: frozenset[str] = frozenset(),
+) -> Rows:
+    """Read what both models say about the units of `space`, the source's other axes moved."""
+    return Rows(
+        tuple(producers),
+        tuple(raw_rows(source, p, space, alignment, pool=pool) for p in producers),
+        tuple(raw_rows(anchor, p, space, pool=pool) for p in producers),
+    )
+
+
+def solve_rows(rows: Rows, recipe: Recipe) -> Solution:
+    """The transport plan between the units of a space, by the recipe's cost, mass and solver."""
+    cost_NM = _cost(rows.source, rows.anchor, recipe)
+    tie_NM = None
+    if has_ties(cost_NM):
+        raw = [joined(r, unit_norm=False) for r in (rows.source, rows.anchor)]
+        tie_NM = cost_matrix(raw[0], raw[1], metric=Metric.EUCLIDEAN)
+    mass_N = mass_M = None
+    if recipe.mass == "norm":
+        mass_N, mass_M = (
+            mass.from_norms(torch.cat([*side], -1).norm(dim=-1).cpu())
+            for side in (rows.source, rows.anchor)
+        )
+    return solve(
+        cost_NM,
+        mass_N,
+        mass_M,
+        solver=Solver(recipe.solver),
+        epsilon=recipe.epsilon,
+        tie_NM=tie_NM,
+    )
+
+
+def identity_cost(rows: Rows, recipe: Recipe) -> float | None:
+    """Mean cost of leaving every unit in its place; None for unequal sizes."""
+    source, anchor = (joined(r, unit_norm=recipe.unit_norm) for r in (rows.source, rows.anchor))
+    if source.shape != anchor.shape:
+        return None
+    return float(
+        paired_cost(source, anchor, metric=Metric(recipe.metric), dead_cost=_dead_cost(recipe))
+        .double()
+        .mean()
+    )
+
+
+def layer_records(rows: Rows, plan: Plan, source: int, recipe: Recipe) -> list[LayerRecord]:
+    """The space's plan against each layer's own rows."""
+    records = []
+    for at, producer in enumerate(rows.producers):
+        own = Rows((producer,), (rows.source[at],), (rows.anchor[at],))
+        records.append(
+            LayerRecord(
+                producer.layer, source, plan_cost(own, plan, recipe), identity_cost(own, recipe)
+            )
+        )
+    return records
+
+
+def plan_cost(rows: Rows, plan: Plan, recipe: Recipe) -> float:
+    """`<plan, cost>` of given rows; a hard plan needs no cost matrix."""
+    if plan.index_M is not None:
+        picked = tuple(r.index_select(0, plan.index_M.to(r.device)) for r in rows.source)
+        moved = Rows(rows.producers, picked, rows.anchor)
+        cost = identity_cost(moved, recipe)
+        assert cost is not None
+        return cost
+    return plan.cost(_cost(rows.source, rows.anchor, recipe))
+
+
+def space_record(
+    space: str, source: int, rows: Rows, solution: Solution, recipe: Recipe
+) -> SpaceRecord:
+    """What the report says about one space."""
+    return SpaceRecord(
+        id=space,
+        source=source,
+        sizes=(rows.source[0].shape[0], rows.anchor[0].shape[0]),
+        tensors=tuple(p.weight for p in rows.producers),
+        ot_cost=solution.ot_cost,
+        identity_cost=identity_cost(rows, recipe),
+        moved_fraction=solution.plan.moved_fraction,
+        solver=solution.solver,
+        marginal_error=solution.marginal_error,
+    )
+
+
+def to_map(plan: Plan, recipe: Recipe) -> Map:
+    """The plan as a map, with the recipe's scale on the consume side."""
+    return as_map(plan, scale="paper" if recipe.scale == "paper" else "preserve")
+
+
+def _cost(
+    source: Sequence[torch.Tensor], anchor: Sequence[torch.Tensor], recipe: Recipe
+) -> torch.Tensor:
+    return cost_matrix(
+        joined(source, unit_norm=recipe.unit_norm),
+        joined(anchor, unit_norm=recipe.unit_norm),
+        metric=Metric(recipe.metric),
+        dead_cost=_dead_cost(recipe),
+    )
+
+
+def _dead_cost(recipe: Recipe) -> float | None:
+    """At unit norm a dead row costs 1 to everything: it neither attracts nor repels."""
+    return 1.0 if recipe.unit_norm else None

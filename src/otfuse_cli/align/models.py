@@ -1,0 +1,37 @@
+"""A model as alignment sees it: a checkpoint and its layer graph, read tensor by tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..checkpoint.open import Checkpoint, require_finite
+from ..graph.model import LayerGraph
+
+
+@dataclass(frozen=True)
+class Model:
+    """One parent. `index` is its place on the command line, counted from 0."""
+
+    index: int
+    checkpoint: Checkpoint
+    graph: LayerGraph
+    device: str = "cpu"
+
+    def stored(self, name: str) -> torch.Tensor:
+        """The tensor in the dtype of the file, on the CPU, checked to be finite.
+
+        Raises:
+            UnreadableInput: NaN or infinity in it.
+        """
+        tensor = self.checkpoint.read(name)
+        require_finite(self.checkpoint, name, tensor)
+        return tensor
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor for computing: float64 stays, other floating dtypes become float32."""
+        tensor = self.stored(name)
+        if tensor.is_floating_point() and tensor.dtype != torch.float64:
+            tensor = tensor.to(torch.float32)
+        return tensor.to(self.device)

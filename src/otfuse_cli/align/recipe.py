@@ -1,0 +1,70 @@
+"""The options that shape a fusion, resolved and checked. Torch-free: the command line reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import isfinite
+from typing import Any
+
+from ..errors import UsageError
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "align": ("wts", "none"),
+    "matcher": ("sweep",),
+    "metric": ("euclidean", "sqeuclidean", "cosine"),
+    "mass": ("uniform", "norm"),
+    "solver": ("exact", "sinkhorn", "unbalanced"),
+    "residual": ("shared", "average", "identity"),
+    "scale": ("preserve", "paper"),
+    "dtype": ("keep", "float32", "float64", "float16", "bfloat16"),
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Every option that shapes the result, resolved. Goes into the report as it is.
+
+    Attributes:
+        align: `wts`, or `none` for the plain average.
+        matcher: How maps are found.
+        metric: Ground metric between units.
+        unit_norm: Compare rows at unit norm (cost only).
+        mass: `uniform` or `norm` (row norms).
+        solver: `exact`, `sinkhorn` or `unbalanced`.
+        epsilon: Entropic regularisation, in standard deviations of the centred cost.
+        residual: How residual streams are mapped.
+        beta: Share of the shortcut in `residual average`.
+        scale: Consume maps that preserve the function, or the paper's.
+        seed: Decides everything random.
+    """
+
+    align: str = "wts"
+    matcher: str = "sweep"
+    metric: str = "euclidean"
+    unit_norm: bool = True
+    mass: str = "uniform"
+    solver: str = "exact"
+    epsilon: float = 0.05
+    residual: str = "shared"
+    beta: float = 0.5
+    scale: str = "preserve"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, choices in CHOICES.items():
+            value = getattr(self, name, None)
+            if value is not None and value not in choices:
+                raise UsageError(
+                    f"unknown value {value!r}",
+                    where=f"--{name}",
+                    fix=f"use one of: {', '.join(choices)}",
+                )
+        if not (isfinite(self.epsilon) and self.epsilon > 0):
+            raise UsageError("epsilon must be positive", where=f"--epsilon {self.epsilon}")
+        if not 0 <= self.beta <= 1:
+            raise UsageError("beta must lie between 0 and 1", where=f"--beta {self.beta}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The recipe as the report holds it."""
+        return asdict(self)
