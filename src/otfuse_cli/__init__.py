@@ -1,3 +1,79 @@
-"""Fuse trained neural-network checkpoints into one, by optimal transport."""
+"""Fuse trained neural-network checkpoints into one, by optimal transport.
+
+The verbs of the command line as functions. They take paths or state dicts (mappings of names to
+tensors) and the command line's options as keywords, print nothing, and raise `OtfuseError`.
+Nothing heavy is imported before the first call. `align(source, anchor)` matches two layers
+(`align.layers`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import align
+from .errors import OtfuseError
+from .report import Report
+
+if TYPE_CHECKING:
+    import torch
+
+    from .commands.requests import Source
 
 __version__ = "0.1.0"
+
+__all__ = ["OtfuseError", "Report", "__version__", "align", "inspect", "merge", "prune_fuse"]
+
+
+def merge(*checkpoints: Source, **options: Any) -> tuple[dict[str, torch.Tensor], Report]:
+    """Fuse two or more models into the shape of the anchor (the last, unless `anchor` says).
+
+    Args:
+        checkpoints: Paths or state dicts.
+        options: Fields of `MergeRequest`; with `output` the fused model is written too.
+
+    Returns:
+        The fused state dict and the report.
+
+    Raises:
+        OtfuseError: With the exit code that the command would have.
+    """
+    from .commands.merge import merge_tensors
+    from .commands.requests import MergeRequest
+
+    return merge_tensors(MergeRequest(checkpoints=checkpoints, **options))
+
+
+def prune_fuse(
+    dense: Source, pruned: Source, **options: Any
+) -> tuple[dict[str, torch.Tensor], Report]:
+    """Fuse a dense network into its pruned version; the result has the pruned one's shape.
+
+    Args:
+        dense: Path or state dict.
+        pruned: Path or state dict.
+        options: Fields of `PruneFuseRequest`; with `output` the fused model is written too.
+
+    Raises:
+        OtfuseError: With the exit code that the command would have.
+    """
+    from .commands.prune_fuse import prune_fuse_tensors
+    from .commands.requests import PruneFuseRequest
+
+    return prune_fuse_tensors(PruneFuseRequest(dense=dense, pruned=pruned, **options))
+
+
+def inspect(*checkpoints: Source, **options: Any) -> Report:
+    """Describe one model, or compare several with the anchor.
+
+    Args:
+        checkpoints: Paths or state dicts.
+        options: Fields of `InspectRequest`, for example `ot_costs=True`.
+
+    Raises:
+        OtfuseError: With the exit code that the command would have.
+    """
+    from .commands.inspect import inspect as verb
+    from .commands.requests import InspectRequest
+
+    return verb(InspectRequest(checkpoints=checkpoints, **options))
+

@@ -95,6 +95,24 @@ class OutputRefused(OtfuseError):
 
 
 class GateFailed(OtfuseError):
-    """A threshold that the user set was passed, or a check came out negative."""
+    """A threshold that the user set was passed, or a check came out negative.
+
+    The run itself went well, so its report is shown too.
+
+    Attributes:
+        report: The `Report` of that run (an object here, since this module imports nothing).
+    """
 
     exit_code = ExitCode.GATE_FAILED
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        why: str | None = None,
+        fix: str | None = None,
+        report: object | None = None,
+    ) -> None:
+        super().__init__(what, where=where, why=why, fix=fix)
+        self.report = report

@@ -7,11 +7,12 @@ option that is None was not given; `FusionOptions.recipe` fills it from `--paper
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..align.recipe import CHOICES, Recipe
 from ..errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,16 +24,18 @@ else:
 
 Source = str | Path | StateDict
 
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    "align": ("wts", "none"),
-    "matcher": ("sweep",),
-    "metric": ("euclidean", "sqeuclidean", "cosine"),
-    "mass": ("uniform", "norm"),
-    "solver": ("exact", "sinkhorn", "unbalanced"),
-    "residual": ("shared", "average", "identity"),
-    "scale": ("preserve", "paper"),
-    "dtype": ("keep", "float32", "float64", "float16", "bfloat16"),
-}
+__all__ = [
+    "CHOICES",
+    "DemoRequest",
+    "FusionOptions",
+    "InspectRequest",
+    "MergeRequest",
+    "OutputOptions",
+    "PruneFuseRequest",
+    "Recipe",
+    "Source",
+    "normalised",
+]
 
 _PAPER: Mapping[str, Any] = {
     "align": "wts",
@@ -45,55 +48,6 @@ _PAPER: Mapping[str, Any] = {
     "beta": 0.5,
     "scale": "paper",
 }
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Every option that shapes the result, resolved. Goes into the report as it is.
-
-    Attributes:
-        align: `wts`, or `none` for the plain average.
-        matcher: How maps are found.
-        metric: Ground metric between units.
-        unit_norm: Compare rows at unit norm (cost only).
-        mass: `uniform` or `norm` (row norms).
-        solver: `exact`, `sinkhorn` or `unbalanced`.
-        epsilon: Entropic regularisation, in standard deviations of the centred cost.
-        residual: How residual streams are mapped.
-        beta: Share of the shortcut in `residual average`.
-        scale: Consume maps that preserve the function, or the paper's.
-        seed: Decides everything random.
-    """
-
-    align: str = "wts"
-    matcher: str = "sweep"
-    metric: str = "euclidean"
-    unit_norm: bool = True
-    mass: str = "uniform"
-    solver: str = "exact"
-    epsilon: float = 0.05
-    residual: str = "shared"
-    beta: float = 0.5
-    scale: str = "preserve"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, choices in CHOICES.items():
-            value = getattr(self, name, None)
-            if value is not None and value not in choices:
-                raise UsageError(
-                    f"unknown value {value!r}",
-                    where=f"--{name}",
-                    fix=f"use one of: {', '.join(choices)}",
-                )
-        if not (isfinite(self.epsilon) and self.epsilon > 0):
-            raise UsageError("epsilon must be positive", where=f"--epsilon {self.epsilon}")
-        if not 0 <= self.beta <= 1:
-            raise UsageError("beta must lie between 0 and 1", where=f"--beta {self.beta}")
-
-    def to_dict(self) -> dict[str, Any]:
-        """The recipe as the report holds it."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +145,9 @@ def normalised(weights: tuple[float, ...] | None, count: int) -> tuple[float, ..
         )
     if any(not isfinite(w) or w < 0 for w in weights):
         raise UsageError(
-            "weights must be finite and not negative", where=where, fix="for example --weights 0.7,0.3"
+            "weights must be finite and not negative",
+            where=where,
+            fix="for example --weights 0.7,0.3",
         )
     total = sum(weights)
     if not isfinite(total) or total <= 0:

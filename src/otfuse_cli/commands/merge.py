@@ -1,0 +1,251 @@
+"""`merge`: align every source to the anchor, average, write (DESIGN sections 3 and 4)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import __version__
+from ..align.match import match
+from ..align.models import Model
+from ..align.recipe import Recipe
+from ..align.sweep import Match
+from ..checkpoint.draft import write_text
+from ..checkpoint.names import TensorInfo
+from ..checkpoint.open import Checkpoint, open_checkpoint
+from ..checkpoint.write import check_output, open_writer, suffix_of
+from ..errors import OutputRefused, UsageError
+from ..fuse.average import Aligned, average
+from ..report import Candidate, FileRecord, Report
+from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
+from ..stored import report_beside
+from .parents import Parents, anchor_index, assemble, graph_record, open_checkpoints
+from .requests import FusionOptions, MergeRequest, OutputOptions, Source, normalised
+
+Put = Callable[[str, torch.Tensor], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a fusion will do, decided before anything is solved."""
+
+    command: str
+    checkpoints: tuple[Source, ...]
+    anchor_index: int
+    weights: tuple[float, ...]
+    output: Path | None
+    report: Path | None
+    options: FusionOptions
+    target: OutputOptions
+
+
+def merge(request: MergeRequest, *, progress: Progress = silent) -> Report:
+    """Fuse the checkpoints of `request` into its output file.
+
+    Raises:
+        OtfuseError: See docs/exit-codes.md; nothing is left behind.
+    """
+    if request.output is None:
+        raise UsageError("no output", where="-o OUT", fix="say where the fused model goes")
+    return run(plan_merge(request), progress)
+
+
+def merge_tensors(
+    request: MergeRequest, *, progress: Progress = silent
+) -> tuple[dict[str, torch.Tensor], Report]:
+    """Fuse in memory, and to the output file as well where the request names one."""
+    plan = plan_merge(request)
+    tensors: dict[str, torch.Tensor] = {}
+    report = run(plan, progress, also=tensors.__setitem__)
+    return tensors, report
+
+
+def plan_merge(request: MergeRequest) -> Plan:
+    """Check counts, weights and anchor before any file is opened."""
+    count = len(request.checkpoints)
+    if count < 2:
+        raise UsageError(
+            f"{count} checkpoint{'s' * (count != 1)} to merge",
+            where="CKPT CKPT...",
+            fix="name two or more",
+        )
+    output = None if request.output is None else Path(request.output)
+    return Plan(
+        command="merge",
+        checkpoints=tuple(request.checkpoints),
+        anchor_index=anchor_index(request.anchor, count),
+        weights=normalised(request.weights, count),
+        output=output,
+        report=report_path(output, request.report),
+        options=request,
+        target=request,
+    )
+
+
+def report_path(output: Path | None, report: Path | None) -> Path | None:
+    """Where the report goes: as asked, or beside the output."""
+    if report is not None:
+        return Path(report)
+    return None if output is None else report_beside(output)
+
+
+def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
+    """Carry out a plan: open, match each source, write the average and the report.
+
+    `also` gets every fused tensor too, for callers in memory.
+    """
+    recipe = plan.options.recipe()
+    watch = Stopwatch()
+    runtime = Runtime(resolve_device(plan.options.device), recipe.seed, progress)
+    _refuse_outputs(plan)
+    with open_checkpoints(plan.checkpoints, plan.options.key) as checkpoints:
+        with watch("graph"):
+            parents = assemble(checkpoints, plan.anchor_index, plan.options.arch, runtime.device)
+        weights = plan.weights
+        sources = [m for m in parents.sources if weights[m.index] > 0]
+        # A source of weight 0 is not read beyond its header; the anchor is what others align to.
+        used = {plan.anchor_index, *(m.index for m in sources)}
+        with watch("read"):
+            _require_finite_inputs([parents.models[at] for at in sorted(used)], runtime)
+        matches: list[Match] = []
+        with watch("match"):
+            matches = [match(source, parents.anchor, recipe, runtime) for source in sources]
+        aligned = [
+            Aligned(source, found.alignment, weights[source.index])
+            for source, found in zip(sources, matches, strict=True)
+        ]
+        with watch("write"):
+            _write(plan, parents, aligned, runtime, also)
+        with watch("read"):
+            inputs = tuple(c.record(digest=at in used) for at, c in enumerate(checkpoints))
+        report = Report(
+            command=plan.command,
+            version=__version__,
+            inputs=inputs,
+            output=_output_record(plan),
+            recipe=_recipe(plan, recipe, runtime),
+            graph=graph_record(parents.anchor.graph),
+            spaces=tuple(s for m in matches for s in m.spaces),
+            layers=tuple(layer for m in matches for layer in m.layers),
+            candidates=tuple(
+                Candidate(recipe.matcher, source.index, None, None, m.flop, True)
+                for source, m in zip(sources, matches, strict=True)
+                if recipe.align != "none"
+            ),
+            warnings=_warnings(parents, recipe, aligned),
+        )
+    report = replace(report, timings=dict(watch.seconds), peak_rss_bytes=peak_rss_bytes())
+    if plan.report is not None:
+        write_text(plan.report, report.to_json(), overwrite=plan.target.overwrite)
+    return report
+
+
+def _refuse_outputs(plan: Plan) -> None:
+    """Say no before any work: an output that exists, or that is one of the inputs."""
+    if plan.output is not None:
+        suffix_of(plan.output)
+    for path in (plan.output, plan.report):
+        if path is None:
+            continue
+        for source in plan.checkpoints:
+            if isinstance(source, str | Path) and _same_file(Path(source), path):
+                raise OutputRefused(
+                    "the output is one of the inputs",
+                    where=str(path),
+                    why="inputs are never touched",
+                    fix="choose another name",
+                )
+        check_output(path, overwrite=plan.target.overwrite)
+    if plan.output is not None and plan.output == plan.report:
+        raise UsageError("output and report have the same name", where=str(plan.output))
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
+
+
+def _require_finite_inputs(models: Sequence[Model], runtime: Runtime) -> None:
+    """Read every tensor that counts once, so that a NaN is named before any solve."""
+    names = list(models[0].graph.tensors)
+    for done, name in enumerate(names):
+        runtime.progress("read", done, len(names))
+        for model in models:
+            model.stored(name)
+    runtime.progress("read", len(names), len(names))
+
+
+def _write(
+    plan: Plan, parents: Parents, aligned: Sequence[Aligned], runtime: Runtime, also: Put | None
+) -> None:
+    anchor = parents.anchor
+    wanted = None if plan.target.dtype == "keep" else getattr(torch, plan.target.dtype)
+    names = list(anchor.checkpoint.infos)
+    infos = [_target(anchor.checkpoint.infos[n], wanted) for n in names]
+    with _sink(plan, anchor.checkpoint, infos, also) as put:
+        for done, (name, info) in enumerate(zip(names, infos, strict=True)):
+            runtime.progress("write", done, len(names))
+            put(name, average(name, anchor, aligned, dtype=info.dtype))
+    runtime.progress("write", len(names), len(names))
+
+
+def _target(info: TensorInfo, wanted: torch.dtype | None) -> TensorInfo:
+    return replace(info, dtype=wanted) if wanted and info.dtype.is_floating_point else info
+
+
+@contextmanager
+def _sink(
+    plan: Plan, like: Checkpoint, infos: Sequence[TensorInfo], also: Put | None
+) -> Iterator[Put]:
+    """Where fused tensors go: the output file, the caller, or both."""
+    if plan.output is None:
+        yield also or (lambda name, tensor: None)
+        return
+    with open_writer(plan.output, infos, like=like, overwrite=plan.target.overwrite) as writer:
+
+        def put(name: str, tensor: torch.Tensor) -> None:
+            writer.put(name, tensor)
+            if also is not None:
+                also(name, tensor)
+
+        yield put
+
+
+def _output_record(plan: Plan) -> tuple[FileRecord, ...]:
+    if plan.output is None:
+        return ()
+    with open_checkpoint(plan.output) as written:
+        return (written.record(),)
+
+
+def _recipe(plan: Plan, recipe: Recipe, runtime: Runtime) -> dict[str, Any]:
+    return {
+        **recipe.to_dict(),
+        "weights": list(plan.weights),
+        "anchor": plan.anchor_index,
+        "arch": plan.options.arch,
+        "paper": plan.options.paper,
+        "dtype": plan.target.dtype,
+        "device": runtime.device,
+    }
+
+
+def _warnings(parents: Parents, recipe: Recipe, aligned: Sequence[Aligned]) -> tuple[str, ...]:
+    found = list(parents.anchor.graph.warnings)
+    soft = [a for a in aligned if not a.alignment.hard]
+    if soft and any(n.endswith("running_var") for n in parents.anchor.graph.tensors):
+        found.append(
+            "BatchNorm statistics went through maps that are not permutations: running variances "
+            "are weighted means, exact for duplicated units only"
+        )
+    if recipe.residual == "average" and any(a.alignment.overrides for a in aligned):
+        found.append("--residual average does not keep the function of the aligned sources")
+    return tuple(found)

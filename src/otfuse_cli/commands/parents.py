@@ -1,0 +1,109 @@
+"""The parents of a fusion, opened and compared: checkpoints, one graph, weights, anchor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from ..align.models import Model
+from ..checkpoint.open import Checkpoint, open_checkpoint
+from ..errors import UsageError
+from ..graph.axes import axis_units
+from ..graph.model import LayerGraph
+from ..graph.recognise import layer_graph
+from ..graph.sizes import resize
+from ..report import GraphRecord, Pinned
+from .requests import Source
+
+
+@dataclass(frozen=True)
+class Parents:
+    """Models in the order in which they were named, and which of them is the anchor."""
+
+    models: tuple[Model, ...]
+    anchor_index: int
+
+    @property
+    def anchor(self) -> Model:
+        """The model the others are aligned to."""
+        return self.models[self.anchor_index]
+
+    @property
+    def sources(self) -> tuple[Model, ...]:
+        """The models that are aligned."""
+        return tuple(m for m in self.models if m.index != self.anchor_index)
+
+
+@contextmanager
+def open_checkpoints(sources: Sequence[Source], key: str | None) -> Iterator[list[Checkpoint]]:
+    """Open every checkpoint (headers only, where the format has one); close them at the end."""
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                open_checkpoint(s, key=key, label=None if _is_path(s) else f"state dict {at}")
+            )
+            for at, s in enumerate(sources)
+        ]
+
+
+def _is_path(source: Source) -> bool:
+    return not hasattr(source, "keys")
+
+
+def assemble(
+    checkpoints: Sequence[Checkpoint], anchor_index: int, arch: str, device: str
+) -> Parents:
+    """Find the anchor's layer graph and fit it to the others.
+
+    Raises:
+        IncompatibleModels: No graph, or models that differ in more than widths.
+    """
+    anchor = checkpoints[anchor_index]
+    graph = layer_graph(arch, shapes_of(anchor), aliases=anchor.aliases, label=anchor.label)
+    models = []
+    for index, checkpoint in enumerate(checkpoints):
+        own = graph
+        if index != anchor_index:
+            own = resize(graph, shapes_of(checkpoint), label=checkpoint.label, anchor=anchor.label)
+        models.append(Model(index, checkpoint, own, device))
+    return Parents(tuple(models), anchor_index)
+
+
+def shapes_of(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor, in the order of the file."""
+    return {name: info.shape for name, info in checkpoint.infos.items()}
+
+
+def anchor_index(anchor: str, count: int) -> int:
+    """`last`, `first` or a position from 0.
+
+    Raises:
+        UsageError: Anything else.
+    """
+    named = {"first": 0, "last": count - 1}
+    index = named.get(anchor, int(anchor) if anchor.isdecimal() else -1)
+    if not 0 <= index < count:
+        raise UsageError(
+            "no such anchor",
+            where=f"--anchor {anchor}",
+            why=f"there are {count} checkpoints",
+            fix=f"use first, last, or a number from 0 to {count - 1}",
+        )
+    return index
+
+
+def graph_record(graph: LayerGraph) -> GraphRecord:
+    """The graph as the report holds it: free spaces with sizes, pinned axes with reasons."""
+    pinned = {
+        (f"{tensor.name}:{dim}", graph.spaces[unit].pinned or ""): None
+        for tensor in graph.tensors.values()
+        for dim, axis in enumerate(tensor.axes)
+        for unit in axis_units(axis.expr)
+        if graph.spaces[unit].pinned is not None
+    }
+    return GraphRecord(
+        graph.source,
+        {s.id: s.size for s in graph.free()},
+        tuple(Pinned(axis, reason) for axis, reason in pinned),
+    )

@@ -1,0 +1,88 @@
+"""The weighted average of aligned models, one tensor at a time (DESIGN section 3, Average).
+
+F = anchor + sum_k w_k (aligned_k - anchor) in float32 (float64 if any input is), so that equal
+values stay equal. Integer and bool tensors are never averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..align.alignment import Alignment
+from ..align.apply import transport
+from ..align.models import Model
+from ..errors import SolveFailed
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """A source with its maps and its share of the average."""
+
+    model: Model
+    alignment: Alignment
+    weight: float
+
+
+def average(
+    name: str, anchor: Model, sources: Sequence[Aligned], *, dtype: torch.dtype
+) -> torch.Tensor:
+    """One tensor of the fused model, stored as `dtype`, on the CPU.
+
+    Sources of weight 0 must not be among `sources`; the anchor has what they leave. With the
+    whole weight on one source its tensor is moved, not computed with.
+
+    Raises:
+        SolveFailed: The result doesn't fit `dtype` (overflow).
+    """
+    own = anchor.stored(name)
+    if not own.is_floating_point() and not own.is_complex():
+        return _kept(name, own, sources)
+    if not sources:
+        return _cast(name, own, dtype)
+    if len(sources) == 1 and sources[0].weight == 1.0:
+        return _cast(name, _moved(name, sources[0], own, exact=True), dtype)
+    base = anchor.read(name)
+    wide = base.is_complex() or base.dtype == torch.float64
+    total: torch.Tensor | None = None
+    for source in sources:
+        moved = _moved(name, source, base, exact=False)
+        if moved.dtype == torch.float64 and not wide:
+            base, wide = base.double(), True
+            total = None if total is None else total.double()
+        term = (moved.to(base.dtype) - base).mul_(source.weight)
+        total = term if total is None else total.add_(term)
+    assert total is not None
+    return _cast(name, total.add_(base), dtype)
+
+
+def _kept(name: str, own: torch.Tensor, sources: Sequence[Aligned]) -> torch.Tensor:
+    """Counters take the maximum, other integers and flags are the anchor's."""
+    if name.rpartition(".")[2] != "num_batches_tracked":
+        return own
+    for source in sources:
+        own = torch.maximum(own, source.model.stored(name).to(own.dtype))
+    return own
+
+
+def _moved(name: str, source: Aligned, anchor: torch.Tensor, *, exact: bool) -> torch.Tensor:
+    """The source's tensor on the anchor's units; `exact` keeps the bits of a hard-mapped one."""
+    keep_bits = exact and source.alignment.hard
+    tensor = source.model.stored(name) if keep_bits else source.model.read(name)
+    if tensor.is_floating_point() and not keep_bits:
+        anchor = anchor.to(tensor.device, tensor.dtype)
+    return transport(tensor, name, source.model.graph, source.alignment, anchor=anchor)
+
+
+def _cast(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    stored = tensor.to("cpu", dtype)
+    if dtype != tensor.dtype and not torch.isfinite(stored.to(torch.float32)).all():
+        raise SolveFailed(
+            "a fused tensor overflows",
+            where=f"{name}, stored as {str(dtype).removeprefix('torch.')}",
+            why="a value is larger than the dtype can hold",
+            fix="use --dtype float32",
+        )
+    return stored

@@ -1,0 +1,1 @@
+"""Running a network: forward passes, samples, evaluation."""

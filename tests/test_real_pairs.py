@@ -1,0 +1,85 @@
+"""Accuracy on the real pairs in `../shared` (OTFUSE_SHARED). The MNIST figures are the paper's."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import otfuse_cli
+
+
+@cache
+def evaluate() -> ModuleType:
+    """examples/evaluate.py, which measures for people too."""
+    path = Path(__file__).parents[1] / "examples" / "evaluate.py"
+    spec = importlib.util.spec_from_file_location("evaluate", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["evaluate"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def score(tensors: dict[str, torch.Tensor]) -> float:
+    return evaluate().accuracy({n: t.float() for n, t in tensors.items()})
+
+
+def pair(shared: Path, stem: str, suffix: str = ".safetensors") -> tuple[str, str]:
+    a, b = (str(shared / "checkpoints" / f"{stem}-{i}{suffix}") for i in (0, 1))
+    return a, b
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"paper": True}, 96.63),
+        ({"paper": True, "unit_norm": False}, 95.58),
+        ({"align": "none"}, 73.84),
+        ({"weights": (1, 0)}, 97.72),
+        ({"weights": (0, 1)}, 97.75),
+    ],
+    ids=["paper", "paper-raw", "plain", "source", "anchor"],
+)
+def test_mnist(shared, options, expected):
+    fused, _ = otfuse_cli.merge(*pair(shared, "mnist-mlpnet", ".checkpoint"), **options)
+    assert score(fused) == pytest.approx(expected, abs=0.02)
+
+
+@pytest.mark.parametrize("stem", ["cifar10-vgg11half", "cifar10-resnet18w16"])
+def test_endpoints_return_the_parents_bit_for_bit(shared, stem):
+    a, b = pair(shared, stem)
+    load = evaluate().load
+    source, anchor = load(a), load(b)
+    fused, report = otfuse_cli.merge(a, b, weights=(1, 0))
+    assert all(s.moved_fraction > 0.5 for s in report.spaces)
+    for name, tensor in source.items():
+        assert fused[name].dtype in (torch.float16, torch.int64)
+        moved = fused[name].float()
+        assert torch.equal(moved.flatten().sort()[0], tensor.flatten().sort()[0]), name
+    fused, _ = otfuse_cli.merge(a, b, weights=(0, 1))
+    assert all(torch.equal(fused[n].float(), t) for n, t in anchor.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stem", ["cifar10-vgg11half", "cifar10-resnet18w16"])
+def test_the_aligned_source_computes_what_the_source_computed(shared, stem):
+    a, b = pair(shared, stem)
+    fused, _ = otfuse_cli.merge(a, b, weights=(1, 0))
+    assert score(fused) == pytest.approx(score(evaluate().load(a)), abs=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "expected", "within"),
+    [({"paper": True}, 70.4, 0.5), ({"align": "none"}, 16.7, 0.1)],
+)
+def test_vgg(shared, options, expected, within):
+    fused, _ = otfuse_cli.merge(*pair(shared, "cifar10-vgg11half"), **options)
+    assert score(fused) == pytest.approx(expected, abs=within)
