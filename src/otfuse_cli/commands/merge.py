@@ -22,7 +22,7 @@ from ..checkpoint.open import Checkpoint, open_checkpoint
 from ..checkpoint.write import check_output, open_writer, suffix_of
 from ..errors import OutputRefused, UsageError
 from ..fuse.average import Aligned, average
-from ..report import Candidate, FileRecord, Report
+from ..report import FileRecord, Report
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
 from ..stored import report_beside
 from .parents import Parents, anchor_index, assemble, graph_record, open_checkpoints
@@ -133,12 +133,11 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
             graph=graph_record(parents.anchor.graph),
             spaces=tuple(s for m in matches for s in m.spaces),
             layers=tuple(layer for m in matches for layer in m.layers),
-            candidates=tuple(
-                Candidate(recipe.matcher, source.index, None, None, m.flop, True)
-                for source, m in zip(sources, matches, strict=True)
-                if recipe.align != "none"
+            candidates=tuple(c for m in matches for c in m.candidates),
+            warnings=(
+                *_warnings(parents, recipe, aligned),
+                *(w for m in matches for w in m.warnings),
             ),
-            warnings=_warnings(parents, recipe, aligned),
         )
     report = replace(report, timings=dict(watch.seconds), peak_rss_bytes=peak_rss_bytes())
     if plan.report is not None:

@@ -47,6 +47,7 @@ _PAPER: Mapping[str, Any] = {
     "residual": "average",
     "beta": 0.5,
     "scale": "paper",
+    "repair": "none",
 }
 
 
@@ -60,6 +61,7 @@ class FusionOptions:
     paper: bool = False
     align: str | None = None
     matcher: str | None = None
+    effort: float | None = None
     metric: str | None = None
     unit_norm: bool | None = None
     mass: str | None = None
@@ -68,6 +70,7 @@ class FusionOptions:
     residual: str | None = None
     beta: float | None = None
     scale: str | None = None
+    repair: str | None = None
     seed: int = 0
 
     def recipe(self) -> Recipe:
@@ -81,6 +84,8 @@ class FusionOptions:
             given = getattr(self, field.name)
             if given is not None:
                 preset[field.name] = given
+        if preset.get("align") == "none":
+            preset.setdefault("repair", "none")
         return Recipe(**preset)
 
 
