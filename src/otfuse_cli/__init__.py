@@ -76,3 +76,4 @@ def inspect(*checkpoints: Source, **options: Any) -> Report:
     from .commands.requests import InspectRequest
 
     return verb(InspectRequest(checkpoints=checkpoints, **options))
+

@@ -43,7 +43,7 @@ def transport(
         maps = alignment.on(name, dim)
         # A tied tensor that makes and reads its units takes the produce side (DESIGN section 3).
         consume = Role.CONSUME in axis.roles and Role.PRODUCE not in axis.roles
-        families: Families = alignment.families
+        families: Families = {} if (name, dim) in alignment.overrides else alignment.families
         if without is not None and only in (None, dim):
             maps = {s: m for s, m in maps.items() if s != without}
             families = {s: m for s, m in families.items() if s != without}

@@ -88,16 +88,14 @@ def descend(
     """
     spaces = movable(work, recipe)
     before = work.flop
-    current, errors, passes = start, {}, 0
-    for passes in range(1, most_passes + 1):
-        moved = False
+    current, errors, passes, moved = start, dict[str, float](), 0, True
+    while moved and passes < most_passes:
+        passes, moved = passes + 1, False
         for at in torch.randperm(len(spaces), generator=generator).tolist():
             step = _step(work, spaces[at], current, recipe)
             if step is not None:
                 current, errors[spaces[at]] = step
                 moved = True
-        if not moved:
-            break
     return Found(current, work.objective(current), work.flop - before, passes, errors)
 
 

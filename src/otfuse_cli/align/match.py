@@ -41,9 +41,9 @@ def match(source: Model, anchor: Model, recipe: Recipe, runtime: Runtime) -> Mat
         warnings = (f"--matcher auto is the sweep alone with {only}",)
     elif recipe.matcher == "auto":
         portfolio.auto()
-    elif recipe.matcher == "descent":
-        portfolio.descent()
-    elif recipe.matcher == "frank-wolfe" and not portfolio.frank_wolfe():
+    elif recipe.matcher != "sweep" and not (
+        recipe.matcher == "frank-wolfe" and portfolio.frank_wolfe()
+    ):
         portfolio.descent()
     outcome = portfolio.outcome()
     spaces, layers = first.spaces, first.layers

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -106,14 +107,12 @@ class Portfolio:
             self._try(
                 "identity + descent",
                 usual,
-                lambda: self._descend("identity + descent", plain, salt=0, passes=MOST_PASSES),
+                partial(self._descend, "identity + descent", plain, salt=0, passes=MOST_PASSES),
             )
         for order in range(1, _ORDERS):
             name = f"sweep + descent, order {order}"
-            self._try(name, usual, lambda n=name, o=order: self._reordered(n, o))
-
-    def _reordered(self, name: str, order: int) -> None:
-        self._descend(name, self.swept, salt=order, passes=MOST_PASSES)
+            again = partial(self._descend, name, self.swept, salt=order, passes=MOST_PASSES)
+            self._try(name, usual, again)
 
     def _descend(self, name: str, start: Found, *, salt: int, passes: int) -> None:
         generator = self.runtime.generator(1000 * self.source.index + salt)

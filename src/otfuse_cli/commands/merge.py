@@ -22,6 +22,7 @@ from ..checkpoint.open import Checkpoint, open_checkpoint
 from ..checkpoint.write import check_output, open_writer, suffix_of
 from ..errors import OutputRefused, UsageError
 from ..fuse.average import Aligned, average
+from ..fuse.repair import Repair, plan_repair
 from ..report import FileRecord, Report
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
 from ..stored import report_beside
@@ -120,8 +121,11 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
             Aligned(source, found.alignment, weights[source.index])
             for source, found in zip(sources, matches, strict=True)
         ]
+        repair = None
+        if recipe.repair == "auto" and not _endpoint(aligned):
+            repair = plan_repair(parents.anchor.graph)
         with watch("write"):
-            _write(plan, parents, aligned, runtime, also)
+            _write(plan, parents, aligned, runtime, repair, also)
         with watch("read"):
             inputs = tuple(c.record(digest=at in used) for at, c in enumerate(checkpoints))
         report = Report(
@@ -135,7 +139,7 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
             layers=tuple(layer for m in matches for layer in m.layers),
             candidates=tuple(c for m in matches for c in m.candidates),
             warnings=(
-                *_warnings(parents, recipe, aligned),
+                *_warnings(parents, recipe, aligned, repair),
                 *(w for m in matches for w in m.warnings),
             ),
         )
@@ -182,8 +186,18 @@ def _require_finite_inputs(models: Sequence[Model], runtime: Runtime) -> None:
     runtime.progress("read", len(names), len(names))
 
 
+def _endpoint(aligned: Sequence[Aligned]) -> bool:
+    """Whether one model has all the weight: nothing is averaged, so nothing shrinks."""
+    return not aligned or (len(aligned) == 1 and aligned[0].weight == 1.0)
+
+
 def _write(
-    plan: Plan, parents: Parents, aligned: Sequence[Aligned], runtime: Runtime, also: Put | None
+    plan: Plan,
+    parents: Parents,
+    aligned: Sequence[Aligned],
+    runtime: Runtime,
+    repair: Repair | None,
+    also: Put | None,
 ) -> None:
     anchor = parents.anchor
     wanted = None if plan.target.dtype == "keep" else getattr(torch, plan.target.dtype)
@@ -192,7 +206,7 @@ def _write(
     with _sink(plan, anchor.checkpoint, infos, also) as put:
         for done, (name, info) in enumerate(zip(names, infos, strict=True)):
             runtime.progress("write", done, len(names))
-            put(name, average(name, anchor, aligned, dtype=info.dtype))
+            put(name, average(name, anchor, aligned, dtype=info.dtype, repair=repair))
     runtime.progress("write", len(names), len(names))
 
 
@@ -237,10 +251,18 @@ def _recipe(plan: Plan, recipe: Recipe, runtime: Runtime) -> dict[str, Any]:
     }
 
 
-def _warnings(parents: Parents, recipe: Recipe, aligned: Sequence[Aligned]) -> tuple[str, ...]:
+def _warnings(
+    parents: Parents, recipe: Recipe, aligned: Sequence[Aligned], repair: Repair | None
+) -> tuple[str, ...]:
     found = list(parents.anchor.graph.warnings)
+    if repair is not None:
+        found += repair.warnings
     soft = [a for a in aligned if not a.alignment.hard]
-    if soft and any(n.endswith("running_var") for n in parents.anchor.graph.tensors):
+    if (
+        repair is None
+        and soft
+        and any(n.endswith("running_var") for n in parents.anchor.graph.tensors)
+    ):
         found.append(
             "BatchNorm statistics went through maps that are not permutations: running variances "
             "are weighted means, exact for duplicated units only"
