@@ -59,11 +59,12 @@ class Portfolio:
     def outcome(self) -> Outcome:
         """The largest objective wins, the earliest among equals."""
         name, best = self._best()
+        free = any(self.anchor.graph.free())
         candidates = [
             Candidate(n, self.source.index, f.objective, None, f.flop, f is best)
             for n, f in self.tried
         ]
-        if name.startswith("identity"):
+        if free and (name.startswith("identity") or _in_place(best.alignment)):
             self.warnings.append(
                 f"the units of checkpoint {self.source.index} are in the anchor's order already, "
                 "as after fine-tuning one start: a plain average (--align none) is enough"
@@ -179,6 +180,11 @@ class Portfolio:
         """Why all maps can't move at once; None when they can."""
         family = next((s for s in self.anchor.graph.free() if s.per is not None), None)
         return None if family is None else f"space {family.id} has a map for each {family.per}"
+
+
+def _in_place(alignment: Alignment) -> bool:
+    every = [*alignment.maps.values(), *(m for ms in alignment.families.values() for m in ms)]
+    return all(isinstance(m, Permutation) and m.identity for m in every)
 
 
 def _stay(size: int) -> Permutation:
