@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from ..transport.maps import Permutation
+from ..transport.maps import Map, Permutation
 from ..transport.plan import Plan
 from ..transport.solve import maximise
 from .alignment import Alignment
@@ -85,36 +85,28 @@ def relax(
     sizes = {s: work.anchor.graph.spaces[s].size for s in spaces}
     weights = dict(start or {s: torch.full((n, n), 1.0 / n) for s, n in sizes.items()})
     degree = work.degree(spaces)
-    moving: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def at(step: float) -> Alignment:
-        relaxed = {
-            s: Relaxed(torch.lerp(p, v, step)) for s, (p, v) in zip(spaces, moving, strict=True)
-        }
-        return replace(held, maps={**held.maps, **relaxed})
-
-    moving = [(weights[s], weights[s]) for s in spaces]
-    value = work.objective(at(0.0))
+    knots = [(k + 1) / (degree - 1) for k in range(degree - 1)]
+    value = work.objective(_at(held, weights))
     for _ in range(most_steps):
-        here = at(0.0)
+        here = _at(held, weights)
         work.flop += work.dense_flop(spaces)
-        moving, slope = [], 0.0
+        vertices: dict[str, Permutation] = {}
+        slope = 0.0
         for space in spaces:
-            gradient = work.benefit(space, here)
-            vertex = _vertex(gradient)
+            gradient_NN = work.benefit(space, here)
+            vertex = Permutation(_index(maximise(gradient_NN)))
             work.flop += float(sizes[space]) ** 3
-            slope += float(((vertex - weights[space]) * gradient.cpu()).sum(dtype=torch.float64))
-            moving.append((weights[space], vertex))
+            columns = torch.arange(sizes[space])
+            slope += float(gradient_NN.cpu()[vertex.index_M, columns].sum(dtype=torch.float64))
+            slope -= float((gradient_NN.cpu() * weights[space]).sum(dtype=torch.float64))
+            vertices[space] = vertex
         if slope <= _GAIN * abs(value):
             break
-        knots = [(k + 1) / (degree - 1) for k in range(degree - 1)]
-        values = [work.objective(at(t)) for t in knots]
+        values = [work.objective(_at(held, _towards(weights, vertices, t))) for t in knots]
         step, best = line_search(value, slope, knots, values)
-        gain = best - value
-        if step == 0.0 or gain <= _GAIN * abs(value):
+        if best - value <= _GAIN * abs(value):
             break
-        weights = {s: torch.lerp(p, v, step) for s, (p, v) in zip(spaces, moving, strict=True)}
-        moving = [(weights[s], weights[s]) for s in spaces]
+        weights = {s: torch.lerp(w, _matrix(vertices[s]), step) for s, w in weights.items()}
         value = best
         if watch is not None:
             watch(value)
@@ -145,12 +137,25 @@ def line_search(
     return best, float(polynomial(best))
 
 
-def _vertex(gradient_NN: torch.Tensor) -> torch.Tensor:
-    """The permutation matrix of the largest product with the gradient."""
-    index_M = _index(maximise(gradient_NN))
-    vertex = torch.zeros(gradient_NN.shape)
-    vertex[index_M, torch.arange(len(index_M))] = 1.0
-    return vertex
+def _at(held: Alignment, maps: Mapping[str, torch.Tensor | Map]) -> Alignment:
+    relaxed = {s: Relaxed(m) if isinstance(m, torch.Tensor) else m for s, m in maps.items()}
+    return replace(held, maps={**held.maps, **relaxed})
+
+
+def _towards(
+    weights: Mapping[str, torch.Tensor], vertices: Mapping[str, Permutation], step: float
+) -> dict[str, Map]:
+    """The maps at a share of the way to the vertices; the vertices themselves need no product."""
+    if step == 1.0:
+        return dict(vertices)
+    return {s: Relaxed(torch.lerp(w, _matrix(vertices[s]), step)) for s, w in weights.items()}
+
+
+def _matrix(vertex: Permutation) -> torch.Tensor:
+    n = len(vertex.index_M)
+    matrix_NN = torch.zeros(n, n)
+    matrix_NN[vertex.index_M, torch.arange(n)] = 1.0
+    return matrix_NN
 
 
 def _index(plan: Plan) -> torch.Tensor:

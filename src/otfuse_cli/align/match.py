@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..errors import UsageError
 from ..runtime import Runtime
 from .alignment import Alignment
+from .balance import balance
 from .descent import Found
 from .measure import measure
 from .models import Model
@@ -50,8 +51,11 @@ def match(source: Model, anchor: Model, recipe: Recipe, runtime: Runtime) -> Mat
     if outcome.best is not portfolio.swept:
         chosen = outcome.best
         spaces, layers = measure(source, anchor, chosen.alignment, recipe, chosen.errors)
+    alignment = outcome.best.alignment
+    if recipe.repair == "auto" and recipe.scale == "preserve":
+        alignment = balance(source, anchor, alignment)
     return Match(
-        outcome.best.alignment,
+        alignment,
         spaces,
         layers,
         outcome.best.flop,
