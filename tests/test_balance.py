@@ -44,9 +44,7 @@ def test_flattened_channels_and_residual_streams_keep_the_function():
         wide = make(tuple(n + 3 for n in shape))
         source, anchor = state(randomise(wide, 1)), state(randomise(narrow, 2))
         balanced, _ = otfuse_cli.merge(source, anchor, weights=(1, 0), matcher="sweep")
-        plain, _ = otfuse_cli.merge(
-            source, anchor, weights=(1, 0), matcher="sweep", repair="none"
-        )
+        plain, _ = otfuse_cli.merge(source, anchor, weights=(1, 0), matcher="sweep", repair="none")
         assert any(not torch.equal(balanced[n], t) for n, t in plain.items())
         image = (2, 3, 16, 16)
         assert distance(run(narrow, balanced, image), run(narrow, plain, image)) < 1e-4
@@ -58,9 +56,7 @@ def test_nothing_is_balanced_between_equal_widths_or_in_the_papers_scale():
         (mlp(WIDE, 1), {"scale": "paper"}),
     ):
         one, _ = otfuse_cli.merge(source, mlp(NARROW, 2), weights=(1, 0), **options)
-        two, _ = otfuse_cli.merge(
-            source, mlp(NARROW, 2), weights=(1, 0), repair="none", **options
-        )
+        two, _ = otfuse_cli.merge(source, mlp(NARROW, 2), weights=(1, 0), repair="none", **options)
         assert all(torch.equal(one[n], t) for n, t in two.items())
 
 
