@@ -1,4 +1,4 @@
-"""Rebalancing: equal say for both models where widths differ (notes on methods, section 7).
+"""Rebalancing (`--scale balanced`): equal say for both models where widths differ.
 
 A plan between different widths keeps the function but not the size of the weights: consumers of
 merged units add, consumers of split ones are divided. Where the activation is positively

@@ -52,7 +52,7 @@ def match(source: Model, anchor: Model, recipe: Recipe, runtime: Runtime) -> Mat
         chosen = outcome.best
         spaces, layers = measure(source, anchor, chosen.alignment, recipe, chosen.errors)
     alignment = outcome.best.alignment
-    if recipe.repair == "auto" and recipe.scale == "preserve":
+    if recipe.scale == "balanced":
         alignment = balance(source, anchor, alignment)
     return Match(
         alignment,

@@ -104,7 +104,7 @@ def realign(
         if extra[at] and not _same(maps[at], replace(found[at].alignment, scales={})):
             spaces, layers = measure(source, anchor, maps[at], recipe, {})
             alignment = maps[at]
-            if recipe.repair == "auto" and recipe.scale == "preserve":
+            if recipe.scale == "balanced":
                 alignment = balance(source, anchor, alignment)
             before = tuple(replace(c, chosen=False) for c in found[at].candidates)
             extra[at][-1] = replace(extra[at][-1], chosen=True)

@@ -16,7 +16,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "mass": ("uniform", "norm"),
     "solver": ("exact", "sinkhorn", "unbalanced"),
     "residual": ("shared", "average", "identity"),
-    "scale": ("preserve", "paper"),
+    "scale": ("preserve", "balanced", "paper"),
     "repair": ("auto", "none"),
     "dtype": ("keep", "float32", "float64", "float16", "bfloat16"),
 }
@@ -37,7 +37,8 @@ class Recipe:
         epsilon: Entropic regularisation, in standard deviations of the centred cost.
         residual: How residual streams are mapped.
         beta: Share of the shortcut in `residual average`.
-        scale: Consume maps that preserve the function, or the paper's.
+        scale: Consume maps that preserve the function, those with both models' layers brought to
+            one length (`balanced`), or the paper's.
         passes: Rounds over the sources; from the second, each is matched to the mean of the others.
         repair: `auto`: undo the shrinking of imperfect matches, from the weights alone; or `none`.
         seed: Decides everything random.
