@@ -121,6 +121,7 @@ class LayerGraph:
         spaces: By id, in processing order.
         ops: In execution order.
         taps: For activation matching; empty when no module was traced.
+        outputs: Axes of the outputs that a check compares; empty when they are all pinned.
         source: Where the graph comes from: `family resnet`, `spec net.yaml`, `traced f.py:net`.
         warnings: What the reader of a report must know.
     """
@@ -129,6 +130,7 @@ class LayerGraph:
     spaces: Mapping[str, Space]
     ops: tuple[Op, ...] = ()
     taps: tuple[Tap, ...] = ()
+    outputs: tuple[tuple[Axis, ...], ...] = ()
     source: str = ""
     warnings: tuple[str, ...] = ()
 
@@ -186,7 +188,11 @@ def first_difference(source: LayerGraph, anchor: LayerGraph) -> str | None:
             if a.expr != b.expr:
                 return f"{where}: axis {dim} is `{a.expr}` in the source, `{b.expr}` in the anchor"
     for id, space in anchor.spaces.items():
-        if space.pinned is not None and id in source.spaces and source.spaces[id].size != space.size:
+        if (
+            space.pinned is not None
+            and id in source.spaces
+            and source.spaces[id].size != space.size
+        ):
             name, dim = anchor.members[id][0]
             return (
                 f"{name} axis {dim} ({space.pinned}): source {source.spaces[id].size}, "

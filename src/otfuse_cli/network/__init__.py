@@ -1,0 +1,1 @@
+"""Running a network: on what inputs, in what dtype, and what it shows."""
