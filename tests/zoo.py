@@ -395,7 +395,7 @@ class Audio(nn.Module):
     def __init__(self, k: int) -> None:
         super().__init__()
         self.first = nn.Conv1d(2, 8 * k, 5, padding=2, padding_mode="circular")
-        self.second = nn.Conv1d(4 * k, 5 * k, 3, dilation=2)
+        self.second = nn.Conv1d(4 * k, 5 * k, 3, dilation=2, padding=2)
         self.volume = nn.Conv3d(5 * k, 3 * k, 3, padding=1)
         self.norm = nn.GroupNorm(1, 3 * k)
         self.out = nn.Linear(3 * k, 2)
@@ -442,19 +442,18 @@ OWN = {
     "unet-gn": Exhibit(
         _own(lambda k: UNet(k, lambda c: nn.GroupNorm(2 * k, c), bilinear=True),
              lambda: image(side=8)), 22, 10),
-    "grouped": Exhibit(_own(Grouped, lambda: image(side=8)), 8, 4),
-    "shuffle": Exhibit(_own(Shuffle, image), 6),
+    "grouped": Exhibit(_own(Grouped, lambda: image(side=8)), 7, 4),
+    "shuffle": Exhibit(_own(Shuffle, image), 5),
     "pixel-shuffle": Exhibit(_own(superresolution, lambda: image(side=6)), 2),
     "lstm": Exhibit(_own(lambda k: Tagger(k, nn.LSTM), tokens), 5),
     "gru": Exhibit(_own(lambda k: Tagger(k, nn.GRU), tokens), 5),
     "gru-state": Exhibit(_own(lambda k: Tagger(k, nn.GRU, last=True), tokens), 3),
     "lstm-state": Exhibit(_own(lambda k: Tagger(k, nn.LSTM, last=True), tokens), 3),
     "lstm-projected": Exhibit(_own(Projected, lambda: torch.randn(4, 2, 6)), 3),
-    "transformer": Exhibit(_own(Translator, tokens), 10, 4, no_ops=("in_proj_bias",)),
-    "decoder": Exhibit(_own(Decoder, lambda: torch.randn(2, 5, 5)), 11, 6,
-                       no_ops=("in_proj_bias",)),
-    "generator": Exhibit(_own(generator, lambda: torch.randn(3, 6)), 3),
-    "fused-vit": Exhibit(_own(FusedViT, image), 5, 2, no_ops=("qkv.bias",)),
+    "transformer": Exhibit(_own(Translator, tokens), 9, 4),
+    "decoder": Exhibit(_own(Decoder, lambda: torch.randn(2, 5, 5)), 11, 6),
+    "generator": Exhibit(_own(generator, lambda: torch.randn(3, 6)), 3, no_ops=("5.bias",)),
+    "fused-vit": Exhibit(_own(FusedViT, image), 5, 2),
     "adapted": Exhibit(_own(Adapted, tokens), 4),
     "audio": Exhibit(_own(Audio, lambda: torch.randn(2, 2, 24)), 3),
 }  # fmt: skip
@@ -489,18 +488,18 @@ HF = {
         ("key.bias", "k_proj.bias"), hf=True),
     "hf-bert": Exhibit(_hf("BertConfig", "BertForSequenceClassification", _ids, **_ENCODER),
         10, 4, ("key.bias", "k_proj.bias"), hf=True),
-    "hf-bert-mlm": Exhibit(_hf("BertConfig", "BertForMaskedLM", _ids, **_ENCODER), 10, 4,
+    "hf-bert-mlm": Exhibit(_hf("BertConfig", "BertForMaskedLM", _ids, **_ENCODER), 9, 4,
         ("key.bias", "k_proj.bias"), hf=True),
     "hf-gpt2": Exhibit(_hf("GPT2Config", "GPT2LMHeadModel", _ids, vocab_size=19,
         n_positions=32, n_embd=_wide(32), n_layer=2, n_head=_wide(4), bos_token_id=1,
-        eos_token_id=2), 9, 4, ("c_attn.bias",), hf=True),
+        eos_token_id=2), 9, 4, hf=True),
     "hf-llama": Exhibit(_hf("LlamaConfig", "LlamaForCausalLM", _ids, **_LLAMA), 9, 4, hf=True),
     "hf-qwen3": Exhibit(_hf("Qwen3Config", "Qwen3ForCausalLM", _ids, **_LLAMA), 9, 4, hf=True),
     "hf-phi3": Exhibit(_hf("Phi3Config", "Phi3ForCausalLM", _ids, **_LLAMA), 9, 4, hf=True),
     "hf-neox": Exhibit(_hf("GPTNeoXConfig", "GPTNeoXForCausalLM", _ids, vocab_size=19,
         hidden_size=_wide(48), num_hidden_layers=2, num_attention_heads=_wide(4),
         intermediate_size=_wide(24), rotary_pct=0.5, max_position_embeddings=32,
-        bos_token_id=1, eos_token_id=2), 9, 4, ("query_key_value.bias",), hf=True),
+        bos_token_id=1, eos_token_id=2), 9, 4, hf=True),
     "hf-t5": Exhibit(_hf("T5Config", "T5ForConditionalGeneration",
         lambda: {"input_ids": tokens(), "decoder_input_ids": tokens(length=5)},
         vocab_size=19, d_model=_wide(16), d_kv=4, d_ff=_wide(20), num_layers=2,

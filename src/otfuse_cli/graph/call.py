@@ -88,11 +88,20 @@ class RoleEvent:
 
 @dataclass
 class Log:
-    """What the rules have found out, besides what the atoms themselves remember."""
+    """What the rules have found out, besides what the atoms themselves remember.
+
+    Attributes:
+        roles: Of tensor axes.
+        ops: In execution order.
+        contexts: Axes of every value and index space of every contraction.
+        live: Those of them that depend on a network input, or that contract.
+        weight_products: Pairs of tensor axes multiplied with each other.
+    """
 
     roles: list[RoleEvent] = field(default_factory=list)
     ops: list[OpRecord] = field(default_factory=list)
     contexts: list[Labels] = field(default_factory=list)
+    live: list[Labels] = field(default_factory=list)
     weight_products: list[tuple[frozenset[Origin], frozenset[Origin], int]] = field(
         default_factory=list
     )
@@ -207,6 +216,7 @@ class Call:
     def joint(self, labels: Labels) -> None:
         """The index space of a contraction: what a family's index must be part of."""
         self._log.contexts.append(tuple(labels))
+        self._log.live.append(tuple(labels))
 
     def op(
         self,
@@ -245,9 +255,11 @@ class Call:
         return True
 
     def _op_name(self, names: Mapping[str, str]) -> str:
-        first = next(iter(names.values()), None)
-        if first is not None:
-            return first.rpartition(".")[0] or first
+        owner = next((name.rpartition(".")[0] for name in names.values()), None)
+        if owner is not None and owner.startswith(self.module):
+            return owner or self.name
+        if owner is not None:  # a tied tensor goes by the name of its first owner
+            return self.module
         return f"{self.module}:{self.name}" if self.module else self.name
 
 

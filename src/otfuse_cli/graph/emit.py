@@ -143,6 +143,18 @@ def _pin_unused(found: Propagation, roles: Mapping[Origin, set[Role]]) -> None:
         if name not in used:
             for label in labels:
                 atoms.pin(label.form, UNUSED)
+    seen = {
+        leaf
+        for labels in found.log.live
+        for axes in atoms.instances([label.form for label in labels])
+        for form in axes
+        for leaf in atoms.leaves(form)
+    }
+    for labels in found.state.values():
+        for label in labels:
+            for leaf in atoms.leaves(label.form):
+                if leaf not in seen:  # the end of a table that is longer than any input
+                    leaf.reason = leaf.reason or UNUSED
 
 
 def _name_spaces(found: Propagation, rename: Mapping[str, str]) -> Names:

@@ -190,6 +190,8 @@ def _visit(node: Node, step: int, result: Propagation) -> Any:
     )
     for value in values:
         result.log.contexts.append(value.labels)
+        if value.data:
+            result.log.live.append(value.labels)
     return values if isinstance(node.meta["val"], (list, tuple)) else values[0]
 
 

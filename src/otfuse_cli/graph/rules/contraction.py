@@ -209,6 +209,19 @@ def _einsum_terms(equation: str, ndims: Sequence[int]) -> tuple[list[str], str]:
     )
 
 
+@rule("_grouped_mm", "transformers::grouped_mm_fallback")
+def grouped_matmul(call: Call) -> Labels:
+    """Rows sorted by expert, each block times its expert's matrix: experts and rows stay."""
+    x, weight, *rest = call.operands()
+    if weight.ndim != 3 or x.ndim != 2:
+        raise ValueError("only rows times a stack of matrices has known axes")
+    call.pin([x.labels[0], weight.labels[0]], "experts")
+    for value in rest[:1]:
+        call.pin(value.labels, "experts")
+    bias = rest[1] if len(rest) > 1 else None
+    return _product(call, ["ta", "eac"], "tc", [x, weight], bias=bias, bias_letters="tc")
+
+
 @rule("tensordot")
 def tensordot(call: Call) -> Labels:
     """Contraction over listed pairs of axes."""

@@ -264,6 +264,15 @@ def _fit(call: Call, value: Value, axes: Sequence[int], shape: tuple[int, ...]) 
     return kept if len(kept) == len(shape) else [call.pinned(n, ORDERED) for n in shape]
 
 
+@rule("histc", "bincount", "bucketize", "searchsorted", "nonzero", "unique_dim", "_unique2")
+def counted(call: Call) -> object:
+    """What comes out is ordered by value."""
+    for value in call.operands():
+        call.pin(value.labels, ORDERED)
+    outs = [[call.pinned(n, ORDERED) for n in shape] for shape in call.shapes]
+    return outs if len(outs) > 1 else outs[0]
+
+
 @rule("tril", "triu", "diagonal", "diag_embed", "diag", "trace", "tril_indices", "triu_indices")
 def triangle(call: Call) -> Labels:
     """The last two axes (or those named) are compared by position."""

@@ -34,7 +34,8 @@ def recurrent(call: Call) -> object:
         tops = [label for _, label in cells[-2:]] if both else [out]
         read = Label(Plus(tuple(t.form for t in tops))) if both else out
     _initial(call, cells)
-    call.op(OpKind.OTHER, reads=[[x.labels[-1]]], writes=[read], detail=call.name)
+    tensors = {value.sources[0].rpartition(".")[2]: value for value in parameters if value.plain}
+    call.op(OpKind.OTHER, reads=[[x.labels[-1]]], writes=[read], tensors=tensors, detail=call.name)
     return _outputs(call, x, read, cells)
 
 
