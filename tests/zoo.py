@@ -23,6 +23,7 @@ class Exhibit:
         free: Free spaces expected.
         families: How many of them are families.
         no_ops: Members that provably change nothing: a substring of the tensor's name each.
+        warnings: Of the graph.
         hf: Needs transformers.
     """
 
@@ -30,6 +31,7 @@ class Exhibit:
     free: int
     families: int = 0
     no_ops: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     hf: bool = False
 
 
@@ -57,7 +59,13 @@ def vgg(k: int, *, norm: bool = False) -> nn.Module:
         layers.append(nn.ReLU(inplace=True))
         layers += [nn.MaxPool2d(2)] if pool else []
         last = width
-    head = [nn.Flatten(), nn.Linear(last * 4, 10 * k), nn.ReLU(), nn.Dropout(), nn.Linear(10 * k, 5)]
+    head = [
+        nn.Flatten(),
+        nn.Linear(last * 4, 10 * k),
+        nn.ReLU(),
+        nn.Dropout(),
+        nn.Linear(10 * k, 5),
+    ]
     return nn.Sequential(*layers, *head)
 
 
@@ -91,7 +99,9 @@ class ResNet(nn.Module):
     def __init__(self, k: int, *, shortcut: str = "conv") -> None:
         super().__init__()
         w = 4 * k
-        self.stem = nn.Sequential(nn.Conv2d(3, w, 3, 1, 1, bias=False), nn.BatchNorm2d(w), nn.ReLU())
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, w, 3, 1, 1, bias=False), nn.BatchNorm2d(w), nn.ReLU()
+        )
         self.layer1 = nn.Sequential(*(BasicBlock(w, w, 1, shortcut=shortcut) for _ in range(2)))
         self.layer2 = nn.Sequential(
             BasicBlock(w, 2 * w, 2, shortcut=shortcut),

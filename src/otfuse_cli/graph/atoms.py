@@ -268,9 +268,8 @@ def _match_sum(total: Plus, product: Form) -> None:
     if all(size(part) % step == 0 for part in total.parts):
         outers: list[Form] = []
         for part in total.parts:
-            outer = Atom(size(part) // step)
-            unify(part, Times((outer, inner)))
-            outers.append(outer)
+            outers.append(Atom(size(part) // step))
+            unify(part, Times((outers[-1], inner)))
         unify(Plus(tuple(outers)), Times(product.factors[:-1]))
         return
     # the parts don't align with the product: its blocks are all alike, and stay where they are
@@ -289,9 +288,9 @@ def _split(form: Form, left: int, right: int) -> tuple[Form, Form]:
     """The two pieces of `form`, `left` and `right` positions long."""
     top = head(form)
     if isinstance(top, Atom):
-        pieces = (Atom(left), Atom(right))
-        _bind(top, Plus(pieces))
-        return pieces
+        first, rest = Atom(left), Atom(right)
+        _bind(top, Plus((first, rest)))
+        return first, rest
     if isinstance(top, Plus):
         return _split_sum(top, left)
     for at in range(1, len(top.factors)):
@@ -299,13 +298,15 @@ def _split(form: Form, left: int, right: int) -> tuple[Form, Form]:
         step = size(inner)
         if left % step:
             continue
+        before: Form
+        after: Form
         if at == 1:
-            first, second = _split(top.factors[0], left // step, right // step)
+            before, after = _split(top.factors[0], left // step, right // step)
         else:  # the cut falls inside a product: what is outside of it can't move any more
             for factor in top.factors[:at]:
                 pin(factor, INCOMPATIBLE)
-            first, second = _pinned(left // step), _pinned(right // step)
-        return Times((first, inner)), Times((second, inner))
+            before, after = _pinned(left // step), _pinned(right // step)
+        return Times((before, inner)), Times((after, inner))
     pin(top, INCOMPATIBLE)
     return _pinned(left), _pinned(right)
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from . import atoms
 from .call import Call, Label, Labels, Log, Value
@@ -71,10 +71,15 @@ def propagate(
     result = Propagation()
     _read_state(program, result)
     _label_inputs(program, result, pin_ends=pin_ends)
-    for step, node in enumerate(n for n in program.graph.nodes if n.op == "call_function"):
-        result.values[node] = _visit(node, step, result)
+    label_operations(program.graph, result)
     _finish_outputs(program, result, checked, pin=pin_outputs and pin_ends)
     return result
+
+
+def label_operations(graph: Graph, result: Propagation) -> None:
+    """Label every operation of `graph`; `result.values` has the labels of its inputs."""
+    for step, node in enumerate(n for n in graph.nodes if n.op == "call_function"):
+        result.values[node] = _visit(node, step, result)
 
 
 def _read_state(program: ExportedProgram, result: Propagation) -> None:
@@ -160,7 +165,7 @@ def _visit(node: Node, step: int, result: Propagation) -> Any:
     # a uniform tensor belongs to nobody: every use of it gets axes of its own
     inputs = {n: _renewed(value) for n, value in inputs.items()}
     call = Call(
-        _name(node),
+        operator_name(node),
         _arguments(node, inputs),
         shapes,
         log=result.log,
@@ -313,7 +318,7 @@ def _arguments(node: Node, inputs: Mapping[Node, Any]) -> dict[str, Any]:
     return named
 
 
-def _name(node: Node) -> str:
+def operator_name(node: Node) -> str:
     """`linear` for aten.linear.default; other libraries keep their namespace."""
     target = node.target
     if isinstance(target, torch._ops.OpOverload):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 
+import torch
+from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -44,3 +47,19 @@ def _paths(program: ExportedProgram) -> dict[Node, frozenset[str]]:
         for node in program.graph.nodes
         if node.op == "call_function"
     }
+
+
+@contextmanager
+def watch_outputs(module: nn.Module) -> Iterator[ModuleOutputs]:
+    """Which modules return a single tensor, seen by hooks while the module is traced."""
+    seen: dict[str, list[tuple[int, ...] | None]] = {}
+    with ExitStack() as hooks:
+        for path, child in module.named_modules():
+
+            def note(_: nn.Module, __: object, output: object, path: str = path) -> None:
+                shape = tuple(output.shape) if isinstance(output, torch.Tensor) else None
+                seen.setdefault(path, []).append(shape)
+
+            handle = child.register_forward_hook(note)
+            hooks.callback(handle.remove)
+        yield seen

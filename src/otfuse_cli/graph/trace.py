@@ -6,19 +6,23 @@ This executes the module's own code; `graph_from_program` doesn't.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from operator import getitem
 from typing import Any
 
 import torch
 from torch import nn
 from torch.export import ExportedProgram
+from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from .emit import emit
+from .manners import eval_mode, no_fast_path, own_output, quiet
 from .model import LayerGraph
-from .propagate import propagate
-from .taps import ModuleOutputs, find_taps
+from .propagate import operator_name, propagate
+from .rules import RULES
+from .taps import ModuleOutputs, find_taps, watch_outputs
 from .untraceable import explain, refuse_scripted
 
 LOGITS = "logits"
@@ -72,7 +76,7 @@ def graph_from_program(
         name_map: Names of the program's tensors in the checkpoint, where they differ.
         module_outputs: What each module returned; without it the graph has no taps.
     """
-    decomposed = program.run_decompositions({})
+    decomposed = functional(program)
     found = propagate(decomposed, checked=_checked(program), pin_outputs=not free_outputs)
     taps = find_taps(decomposed, found, module_outputs or {})
     return emit(found, source=source, name_map=name_map, taps=taps)
@@ -92,14 +96,42 @@ def export(
         torch.Tensor, lambda t: t.to(device), (tuple(args), dict(kwargs or {}))
     )
     given = without_cache(module, given)
+    try:
+        return _export(module, args, given)
+    except Exception as error:
+        raise explain(error, module) from error
+
+
+def _export(
+    module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]
+) -> tuple[ExportedProgram, ModuleOutputs]:
     with ExitStack() as stack:
         stack.enter_context(eval_mode(module))
         stack.enter_context(no_fast_path())
-        seen = stack.enter_context(_watched(module))
-        try:
-            return torch.export.export(module, args, given, strict=False), dict(seen)
-        except Exception as error:  # noqa: BLE001  (whatever user code raises)
-            raise explain(error, module) from error
+        stack.enter_context(quiet())
+        stack.enter_context(own_output())
+        seen = stack.enter_context(watch_outputs(module))
+        return torch.export.export(module, args, given, strict=False), dict(seen)
+
+
+def functional(program: ExportedProgram) -> ExportedProgram:
+    """`program` without operations that write in place, and without higher-order ones.
+
+    The empty table keeps composites (linear, convolution, attention, lstm) whole. Nothing needs
+    to be done where every operation already has a rule and writes nowhere.
+    """
+    if all(_is_plain(node) for node in program.graph.nodes if node.op == "call_function"):
+        return program
+    with quiet():
+        decomposed: ExportedProgram = program.run_decompositions({})
+    return decomposed
+
+
+def _is_plain(node: Node) -> bool:
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return not target._schema.is_mutable and operator_name(node) in RULES
+    return target is getitem
 
 
 def pick_outputs(outputs: Any) -> list[torch.Tensor]:
@@ -131,41 +163,3 @@ def without_cache(module: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
     if "use_cache" in forward.parameters:
         kwargs.setdefault("use_cache", False)
     return kwargs
-
-
-@contextmanager
-def eval_mode(module: nn.Module) -> Iterator[None]:
-    training = {m: m.training for m in module.modules()}
-    module.eval()
-    try:
-        yield
-    finally:
-        for m, mode in training.items():
-            m.training = mode
-
-
-@contextmanager
-def no_fast_path() -> Iterator[None]:
-    """The fused encoder layer hides its parts from the rules."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
-
-
-@contextmanager
-def _watched(module: nn.Module) -> Iterator[ModuleOutputs]:
-    """Which modules return a single tensor, seen by hooks while the module is traced."""
-    seen: dict[str, list[tuple[int, ...] | None]] = {}
-    with ExitStack() as hooks:
-        for path, child in module.named_modules():
-
-            def note(_: nn.Module, __: object, output: object, path: str = path) -> None:
-                shape = tuple(output.shape) if isinstance(output, torch.Tensor) else None
-                seen.setdefault(path, []).append(shape)
-
-            handle = child.register_forward_hook(note)
-            hooks.callback(handle.remove)
-        yield seen

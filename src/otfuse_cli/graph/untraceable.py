@@ -39,12 +39,15 @@ def explain(error: Exception, module: nn.Module) -> IncompatibleModels:
     """The failure of an export, with the user's line, the cause and the way round."""
     text = str(error)
     line = user_line(error)
-    for pattern, why, fix in CAUSES:
-        if re.search(pattern, f"{type(error).__name__}: {text}", re.IGNORECASE):
-            break
-    else:
-        why = _first_line(text) or type(error).__name__
-        fix = f"check that the module runs on its example inputs; or {WRAPPER}"
+    said = f"{type(error).__name__}: {text}"
+    unknown = (
+        _first_line(text) or type(error).__name__,
+        f"check that the module runs on its example inputs; or {WRAPPER}",
+    )
+    why, fix = next(
+        ((why, fix) for pattern, why, fix in CAUSES if re.search(pattern, said, re.IGNORECASE)),
+        unknown,
+    )
     return IncompatibleModels(
         f"{type(module).__name__} can't be traced", where=line, why=why, fix=fix
     )

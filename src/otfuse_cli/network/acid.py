@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from math import inf, prod
+from math import inf, prod, sqrt
 from typing import Any
 
 import torch
@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..graph.manners import eval_mode, no_fast_path
 from ..graph.model import GraphTensor, LayerGraph, Role
-from ..graph.trace import eval_mode, no_fast_path, pick_outputs, without_cache
+from ..graph.trace import pick_outputs, without_cache
 from .relabel import Maps, axis_index, draw_maps, relabel_axes, relabel_state
 
 EXACT = 1e-10  # relative error allowed in float64
@@ -162,13 +163,13 @@ def redraw(state: Mapping[str, Tensor], graph: LayerGraph, generator: torch.Gene
 
 def _drawn(described: GraphTensor, shape: torch.Size, generator: torch.Generator) -> Tensor:
     roles = {role for axis in described.axes for role in axis.roles}
-    noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+    noise: Tensor = torch.randn(shape, generator=generator, dtype=torch.float64)
     if Role.VARIANCE in roles:
-        return 0.5 + torch.rand(shape, generator=generator, dtype=torch.float64)
+        return torch.rand(shape, generator=generator, dtype=torch.float64).add(0.5)
     if Role.CONSUME in roles and len(shape) > 1:
         made = [d for d, axis in enumerate(described.axes) if Role.PRODUCE in axis.roles]
         fan_in = prod(n for d, n in enumerate(shape) if d not in made[:1])
-        return noise / max(fan_in, 1) ** 0.5
+        return noise / sqrt(max(fan_in, 1))
     if Role.SCALE in roles:
         return 1 + 0.3 * noise
     return 0.5 * noise

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..graph.axes import Axis, Cat, Fixed, Prod, Unit, axis_size, axis_units
+from ..graph.axes import Axis, Cat, Fixed, Unit, axis_size, axis_units
 from ..graph.model import GraphTensor, LayerGraph, Space
 
 Maps = Mapping[str, Tensor]

@@ -117,7 +117,7 @@ def _add_bias(
 
 @rule("linear")
 def linear(call: Call) -> Labels:
-    """y = x W^T + b."""
+    """Y = x W^T + b."""
     x, weight = call.value("input"), call.value("weight")
     lead = ascii_letters[2 : 2 + x.ndim - 1]
     row = "b" if weight.ndim == 2 else ""
@@ -166,11 +166,9 @@ def outer(call: Call) -> Labels:
     )
 
 
-@rule("bilinear", "_trilinear")
+@rule("bilinear")
 def bilinear(call: Call) -> Labels:
     """y_k = x1_i W_kij x2_j + b_k."""
-    if call.name == "_trilinear":
-        raise ValueError("no labels for a partly expanded product")
     x, y, weight = call.value("input1"), call.value("input2"), call.value("weight")
     lead = ascii_letters[3 : 3 + x.ndim - 1]
     return _product(

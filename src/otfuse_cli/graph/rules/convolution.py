@@ -74,7 +74,7 @@ def _roles(call: Call, weight: Value, *, transposed: bool) -> None:
 def _detail(call: Call, *, transposed: bool) -> str:
     kind = "transposed" if transposed else "conv"
     groups = int(call.get("groups", 1))
-    return kind if groups == 1 else f"{kind} groups={groups}"
+    return kind if groups == 1 else f"{kind} grouped"
 
 
 @rule("unfold", "im2col")
@@ -90,7 +90,7 @@ def im2col(call: Call) -> Labels:
     return [*value.labels[:-3], columns, call.pinned(call.shape[-1], POSITIONS)]
 
 
-@rule("col2im", "fold")
+@rule("col2im")
 def col2im(call: Call) -> Labels:
     """Columns back to positions."""
     value = call.value("self", "input")

@@ -12,7 +12,7 @@ UNIFORM = (
 )  # fmt: skip
 CONSTANT = (
     "arange", "linspace", "logspace", "eye", "rand", "randn", "randint", "randperm", "bernoulli",
-    "rand_like", "randn_like", "normal", "multinomial", "hann_window", "hamming_window", "normal_",
+    "rand_like", "randn_like", "normal", "multinomial", "hann_window", "hamming_window",
     "randint_like", "range",
 )  # fmt: skip
 

@@ -7,22 +7,22 @@ from ..call import Call, Label, Labels, Value
 from ..model import OpKind, Role
 from .table import rule
 
-HOMOGENEOUS = ("relu", "relu_", "leaky_relu", "rrelu_with_noise")
+HOMOGENEOUS = ("relu", "leaky_relu", "rrelu_with_noise")
 LINEAR = (
     "neg", "clone", "contiguous", "alias", "detach", "_to_copy", "to", "type_as", "dropout",
-    "feature_dropout", "alpha_dropout", "positive", "lift_fresh", "lift_fresh_copy", "copy_",
-    "real", "conj", "resolve_conj", "resolve_neg", "_conj", "detach_", "float", "double", "half",
+    "feature_dropout", "alpha_dropout", "positive", "lift_fresh", "lift_fresh_copy",
+    "real", "conj", "resolve_conj", "resolve_neg", "_conj",
 )  # fmt: skip
 POINTWISE = (
     "gelu", "silu", "tanh", "sigmoid", "hardswish", "hardsigmoid", "hardtanh", "relu6", "elu",
-    "selu", "celu", "mish", "softplus", "softsign", "logsigmoid", "log_sigmoid", "log_sigmoid_forward",
-    "softshrink", "hardshrink", "threshold", "tanhshrink", "exp", "exp2", "expm1", "log", "log2",
+    "selu", "celu", "mish", "softplus", "log_sigmoid", "log_sigmoid_forward",
+    "softshrink", "hardshrink", "threshold", "exp", "exp2", "expm1", "log", "log2",
     "log10", "log1p", "sqrt", "rsqrt", "square", "reciprocal", "abs", "sign", "sgn", "sin", "cos",
     "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "erf", "erfc",
     "erfinv", "lgamma", "digamma", "sinc", "floor", "ceil", "round", "trunc", "frac", "clamp",
     "clamp_min", "clamp_max", "clip", "nan_to_num", "isnan", "isinf", "isfinite", "logical_not",
-    "bitwise_not", "special_expit", "logit", "i0", "angle", "deg2rad", "rad2deg", "hardtanh_",
-    "silu_", "special_erf", "_safe_softplus", "celu_", "signbit", "polygamma", "elu_",
+    "bitwise_not", "special_expit", "logit", "i0", "angle", "deg2rad", "rad2deg",
+    "special_erf", "signbit", "polygamma",
 )  # fmt: skip
 BINARY = (
     "pow", "maximum", "minimum", "fmax", "fmin", "eq", "ne", "lt", "le", "gt", "ge", "logical_and",
@@ -30,7 +30,7 @@ BINARY = (
     "__xor__", "floor_divide", "remainder", "fmod", "atan2", "hypot", "where", "masked_fill",
     "lerp", "addcmul", "addcdiv", "logaddexp", "logaddexp2", "heaviside", "xlogy", "copysign",
     "float_power", "bitwise_left_shift", "bitwise_right_shift", "isclose", "complex", "polar",
-    "nextafter", "dist_", "special_xlog1py",
+    "nextafter", "special_xlog1py",
 )  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def pointwise(call: Call) -> object:
     return labels if len(call.shapes) == 1 else [labels] * len(call.shapes)
 
 
-@rule("add", "sub", "rsub", "add_", "sub_", uniform=True)
+@rule("add", "sub", "rsub", uniform=True)
 def add(call: Call) -> Labels:
     """Sums: linear between data, an affine shift with a weight."""
     operands = call.operands()
@@ -114,7 +114,7 @@ def add(call: Call) -> Labels:
     return labels
 
 
-@rule("mul", "div", "true_divide", "multiply", "divide", "mul_", "div_", uniform=True)
+@rule("mul", "div", "true_divide", "multiply", "divide", uniform=True)
 def multiply(call: Call) -> Labels:
     """Products: gating between data, a gain with a weight, nothing with a number."""
     operands = call.operands()

@@ -95,16 +95,15 @@ def group_norm(call: Call) -> object:
     call.restrict(value.labels[1:])
     call.joint([value.labels[0], group])
     tensors = _parameters(call, [channel])
-    detail = f"group {groups}"
-    call.op(OpKind.NORM, reads=[[channel]], writes=[channel], tensors=tensors, detail=detail)
+    call.op(OpKind.NORM, reads=[[channel]], writes=[channel], tensors=tensors, detail="group")
     if len(call.shapes) == 1:
         return value.labels
     return [value.labels, *([[value.labels[0], group]] * (len(call.shapes) - 1))]
 
 
-@rule("_weight_norm", "_weight_norm_interface", "weight_norm")
+@rule("_weight_norm", "_weight_norm_interface")
 def weight_norm(call: Call) -> object:
-    """w = g v / |v|: the gain belongs to the axis of v that isn't normed."""
+    """W = g v / |v|: the gain belongs to the axis of v that isn't normed."""
     v, g = call.value("v"), call.value("g")
     axis = int(call.get("dim", 0)) % v.ndim
     labels = list(v.labels)

@@ -33,7 +33,7 @@ def recurrent(call: Call) -> object:
             continue
         tops = [label for _, label in cells[-2:]] if both else [out]
         read = Label(Plus(tuple(t.form for t in tops))) if both else out
-    _initial(call, cells)
+    _initial(call, x, cells)
     tensors = {value.sources[0].rpartition(".")[2]: value for value in parameters if value.plain}
     call.op(OpKind.OTHER, reads=[[x.labels[-1]]], writes=[read], tensors=tensors, detail=call.name)
     return _outputs(call, x, read, cells)
@@ -70,7 +70,7 @@ def _cell(call: Call, read: Label, cell: Sequence[Value], *, biased: bool) -> tu
     return Label(hidden.form), Label(shown.form)
 
 
-def _initial(call: Call, cells: Sequence[tuple[Label, Label]]) -> None:
+def _initial(call: Call, x: Value, cells: Sequence[tuple[Label, Label]]) -> None:
     """States given from outside share the axes of all layers, unless they are uniform."""
     given = call.get("hx")
     states: list[Value] = [given] if isinstance(given, Value) else list(given)
@@ -78,6 +78,8 @@ def _initial(call: Call, cells: Sequence[tuple[Label, Label]]) -> None:
         if state.uniform:
             continue
         call.pin(state.labels[0], "layers")
+        if state.ndim == 3:
+            call.unify(state.labels[1], x.labels[0 if call.flag("batch_first") else 1])
         for hidden, shown in cells:
             call.unify(state.labels[-1], hidden if which else shown)
 
@@ -96,9 +98,3 @@ def _outputs(
         Deferred(Plus(tuple(state.form for state in states)), (layer, unit))
         outs.append([Label(layer), *middle, Label(unit)])
     return outs
-
-
-@rule("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
-def cell(call: Call) -> object:
-    """One step of a recurrent layer."""
-    raise ValueError("decomposed before it gets here")

@@ -69,7 +69,7 @@ def with_index(call: Call) -> object:
     return labels if len(call.shapes) == 1 else [labels] * len(call.shapes)
 
 
-@rule("softmax", "_softmax", "log_softmax", "_log_softmax", "_safe_softmax", "softmin")
+@rule("softmax", "_softmax", "log_softmax", "_log_softmax", "_safe_softmax")
 def softmax(call: Call) -> Labels:
     """Symmetric in the axis that is normalised."""
     value = call.operands()[0]

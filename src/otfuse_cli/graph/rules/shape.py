@@ -71,7 +71,7 @@ def _regroup(old: Sequence[Label], sizes: tuple[int, ...]) -> list[Label]:
     return [Label(factor, origins) for factor in factors]
 
 
-@rule("squeeze", "squeeze_", moves=True)
+@rule("squeeze", moves=True)
 def squeeze(call: Call) -> Labels:
     """Drop axes of one position."""
     value = _self(call)
@@ -83,7 +83,7 @@ def squeeze(call: Call) -> Labels:
     return [label for d, label in enumerate(value.labels) if d not in gone]
 
 
-@rule("unsqueeze", "unsqueeze_", moves=True)
+@rule("unsqueeze", moves=True)
 def unsqueeze(call: Call) -> Labels:
     """A new axis of one position."""
     labels = list(_self(call).labels)
@@ -93,7 +93,7 @@ def unsqueeze(call: Call) -> Labels:
 
 @rule(
     "permute", "transpose", "t", "movedim", "swapaxes", "swapdims", "numpy_T", "mT", "adjoint",
-    "transpose_", "moveaxis", moves=True,
+    "moveaxis", moves=True,
 )  # fmt: skip
 def permute(call: Call) -> Labels:
     """Axes in another order."""
@@ -114,8 +114,10 @@ def permute(call: Call) -> Labels:
     return labels
 
 
-def _moved(labels: list[Label], source: Sequence[int], target: Sequence[int]) -> Labels:
+def _moved(labels: list[Label], source: int | Sequence[int], target: int | Sequence[int]) -> Labels:
     n = len(labels)
+    source = [source] if isinstance(source, int) else source
+    target = [target] if isinstance(target, int) else target
     placed = {t % n: labels[s % n] for s, t in zip(source, target, strict=True)}
     rest = iter(label for d, label in enumerate(labels) if d not in {s % n for s in source})
     return [placed[d] if d in placed else next(rest) for d in range(n)]
