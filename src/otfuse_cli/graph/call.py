@@ -44,7 +44,8 @@ class Value:
         uniform: Every element is equal (zeros, ones): its axes belong to nobody.
         sources: State tensors it is computed from, when it doesn't depend on an input.
         plain: It is its one source, at most viewed or transposed.
-        made_by: Number of the recorded operation that wrote it.
+        made_by: Number of the recorded operation that wrote it, at most moved since.
+        writers: Numbers of the recorded operations whose results it is put together from.
     """
 
     labels: tuple[Label, ...]
@@ -53,6 +54,7 @@ class Value:
     sources: tuple[str, ...] = ()
     plain: bool = False
     made_by: int | None = None
+    writers: frozenset[int] = frozenset()
 
     @property
     def ndim(self) -> int:
@@ -75,6 +77,7 @@ class OpRecord:
     reads: tuple[Labels, ...]
     writes: Labels
     detail: str
+    inputs: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -228,8 +231,10 @@ class Call:
         detail: str = "",
     ) -> None:
         """Record an operation; parts that are no plain state tensors are listed by own name."""
-        if not any(value.data for value in self.operands()):
+        data = [value for value in self.operands() if value.data]
+        if not data:
             return
+        inputs = tuple(tuple(sorted(value.writers)) for value in data[: len(reads)])
         names: dict[str, str] = {}
         for part, value in (tensors or {}).items():
             if value is None or value.data:
@@ -240,7 +245,9 @@ class Call:
                 names.update({f"{part}.{s.rpartition('.')[2]}": s for s in value.sources})
         self.wrote = len(self._log.ops)
         self._log.ops.append(
-            OpRecord(kind, self._op_name(names), names, tuple(reads), writes, detail or self.name)
+            OpRecord(
+                kind, self._op_name(names), names, tuple(reads), writes, detail or self.name, inputs
+            )
         )
 
     def attach_bias(self, value: Value, bias: Value) -> bool:

@@ -10,6 +10,7 @@ from .atoms import Atom, Form, Times, head
 from .axes import Axis, Cat, Fixed, Prod, Unit, axis_units, concat, product
 from .call import Label, Labels, OpRecord, Origin
 from .families import find_families, is_unit
+from .handwritten import fold_rms
 from .model import GraphTensor, LayerGraph, Op, Role, Space, Tap, TensorAxis
 from .propagate import Propagation
 from .rules.convolution import KERNEL
@@ -47,7 +48,7 @@ def emit(
     return LayerGraph(
         tensors=tensors,
         spaces=spaces,
-        ops=tuple(_op(record, names, rename) for record in found.log.ops),
+        ops=tuple(_op(record, names, rename) for record in fold_rms(found.log.ops)),
         taps=tuple(_taps(taps, names)),
         outputs=tuple(tuple(_axis(label, names) for label in labels) for labels in found.outputs),
         source=source,
@@ -268,6 +269,7 @@ def _op(record: OpRecord, names: Names, rename: Mapping[str, str]) -> Op:
         reads=reads,
         writes=_carrier(record.writes, names),
         detail=record.detail,
+        inputs=record.inputs,
     )
 
 

@@ -93,6 +93,8 @@ class Op:
         reads: Axis expressions of the values that it reads (the axis that carries units).
         writes: Axis expression of the value that it writes.
         detail: For `act`, the function (`relu`); for `norm`, its kind (`batch`, `layer`, `rms`).
+        inputs: For every read, numbers of the operations whose results it is put together from;
+            none for a network input. Empty where the data flow isn't known.
     """
 
     kind: OpKind
@@ -101,6 +103,7 @@ class Op:
     reads: tuple[Axis, ...] = ()
     writes: Axis | None = None
     detail: str = ""
+    inputs: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)

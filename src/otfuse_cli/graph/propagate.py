@@ -216,8 +216,10 @@ def _values(
     sources = () if data else tuple(dict.fromkeys(s for v in operands for s in v.sources))
     moves = entry is not None and entry.moves
     made_by = call.wrote
-    if made_by is None and moves and operands:
-        made_by = operands[0].made_by
+    writers = frozenset({call.wrote}) if call.wrote is not None else frozenset()
+    if call.wrote is None:
+        writers = writers.union(*(value.writers for value in operands))
+        made_by = operands[0].made_by if moves and operands else None
     return [
         Value(
             tuple(Label(x.form) for x in labels) if data else tuple(labels),
@@ -226,6 +228,7 @@ def _values(
             sources=sources,
             plain=moves and len(operands) == 1 and operands[0].plain,
             made_by=made_by,
+            writers=writers,
         )
         for labels in outputs
     ]
