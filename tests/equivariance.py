@@ -135,23 +135,23 @@ def _gap(new: Tensor, old: Tensor) -> float:
 
 def _moved(tensor: Tensor, labels: Sequence[Label], maps: Mapping[Atom, Tensor]) -> Tensor:
     for axis, label in enumerate(labels):
-        tensor = tensor.index_select(axis, _index(label.form, maps))
+        tensor = tensor.index_select(axis, form_index(label.form, maps))
     return tensor
 
 
-def _index(form: Form, maps: Mapping[Atom, Tensor]) -> Tensor:
+def form_index(form: Form, maps: Mapping[Atom, Tensor]) -> Tensor:
     top = head(form)
     if isinstance(top, Atom):
         return maps[top] if top in maps else torch.arange(top.size)
     if isinstance(top, Times):
         flat = torch.zeros(1, dtype=torch.int64)
         for factor in top.factors:
-            own = _index(factor, maps)
+            own = form_index(factor, maps)
             flat = (flat[:, None] * len(own) + own[None]).reshape(-1)
         return flat
     pieces, start = [], 0
     for part in top.parts:
-        pieces.append(_index(part, maps) + start)
+        pieces.append(form_index(part, maps) + start)
         start += len(pieces[-1])
     return torch.cat(pieces)
 

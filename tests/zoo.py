@@ -442,7 +442,7 @@ OWN = {
     "vgg": Exhibit(_own(vgg, image), 5),
     "vgg-bn": Exhibit(_own(lambda k: vgg(k, norm=True), image), 5),
     "resnet": Exhibit(_own(ResNet, image), 6),
-    "resnet-a": Exhibit(_own(lambda k: ResNet(k, shortcut="pad"), image), 5),
+    "resnet-a": Exhibit(_own(lambda k: ResNet(k, shortcut="pad"), image), 7),
     "mobilenet-se": Exhibit(_own(mobilenet, lambda: image(side=12)), 6),
     "convnext": Exhibit(_own(convnext, image), 5),
     "densenet": Exhibit(_own(densenet, image), 8),

@@ -269,7 +269,7 @@ def _match_sum(total: Plus, product: Form) -> None:
         outers: list[Form] = []
         for part in total.parts:
             outers.append(Atom(size(part) // step))
-            unify(part, Times((outers[-1], inner)))
+            unify(part, inner if size(part) == step else Times((outers[-1], inner)))
         unify(Plus(tuple(outers)), Times(product.factors[:-1]))
         return
     # the parts don't align with the product: its blocks are all alike, and stay where they are

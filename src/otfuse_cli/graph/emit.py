@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from . import atoms
@@ -50,7 +50,7 @@ def emit(
         spaces=spaces,
         ops=tuple(_op(record, names, rename) for record in fold_rms(found.log.ops)),
         taps=tuple(_taps(taps, names)),
-        outputs=tuple(tuple(_axis(label, names) for label in labels) for labels in found.outputs),
+        outputs=tuple(_shown(found.outputs, names)),
         source=source,
         warnings=tuple(dict.fromkeys(found.warnings)),
     )
@@ -281,11 +281,22 @@ def _carrier(labels: Labels, names: Names) -> Axis | None:
     return chosen[-1] if chosen else None
 
 
-def _taps(taps: Iterable[tuple[str, Labels]], names: Names) -> Iterable[Tap]:
+def _taps(taps: Iterable[tuple[str, Labels]], names: Names) -> Iterator[Tap]:
     for module, labels in taps:
-        for d, label in enumerate(labels):
-            if not atoms.is_settled(label.form):
-                continue
+        for d, axis in _moving(labels, names):
+            yield Tap(module, d, axis)
+
+
+def _shown(outputs: Sequence[Labels], names: Names) -> Iterator[tuple[int, int, Axis]]:
+    for i, labels in enumerate(outputs):
+        for d, axis in _moving(labels, names):
+            yield i, d, axis
+
+
+def _moving(labels: Labels, names: Names) -> Iterator[tuple[int, Axis]]:
+    """Axes with free units."""
+    for d, label in enumerate(labels):
+        if atoms.is_settled(label.form):
             axis = _axis(label, names)
             if any(unit not in names.reasons for unit in axis_units(axis)):
-                yield Tap(module, d, axis)
+                yield d, axis

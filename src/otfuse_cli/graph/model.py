@@ -124,7 +124,8 @@ class LayerGraph:
         spaces: By id, in processing order.
         ops: In execution order.
         taps: For activation matching; empty when no module was traced.
-        outputs: Axes of the outputs that a check compares; empty when they are all pinned.
+        outputs: (output, axis, expression) where a returned tensor shows free units; empty when
+            the outputs are pinned.
         source: Where the graph comes from: `family resnet`, `spec net.yaml`, `traced f.py:net`.
         warnings: What the reader of a report must know.
     """
@@ -133,7 +134,7 @@ class LayerGraph:
     spaces: Mapping[str, Space]
     ops: tuple[Op, ...] = ()
     taps: tuple[Tap, ...] = ()
-    outputs: tuple[tuple[Axis, ...], ...] = ()
+    outputs: tuple[tuple[int, int, Axis], ...] = ()
     source: str = ""
     warnings: tuple[str, ...] = ()
 

@@ -6,7 +6,7 @@ atoms, and the rules' log. Turning it into a `LayerGraph` is `emit`'s work.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import getitem
 from typing import Any
@@ -84,7 +84,8 @@ def label_operations(graph: Graph, result: Propagation) -> None:
 
 def _read_state(program: ExportedProgram, result: Propagation) -> None:
     first: dict[Any, str] = {}
-    for name, tensor in program.state_dict.items():
+    for name in checkpoint_order(program.state_dict):
+        tensor = program.state_dict[name]
         known = first.setdefault(_identity(tensor), name)
         if known != name:
             result.aliases[known].append(name)
@@ -94,6 +95,20 @@ def _read_state(program: ExportedProgram, result: Propagation) -> None:
         result.state[name] = tuple(
             Label(atoms.Atom(n), frozenset({(name, axis)})) for axis, n in enumerate(tensor.shape)
         )
+
+
+def checkpoint_order(names: Iterable[str]) -> list[str]:
+    """Names as `module.state_dict()` lists them; a program has parameters before buffers."""
+    own: list[str] = []
+    children: dict[str, list[str]] = {}
+    for name in names:
+        child, dot, rest = name.partition(".")
+        if dot:
+            children.setdefault(child, []).append(rest)
+        else:
+            own.append(name)
+    below = ((child, checkpoint_order(rest)) for child, rest in children.items())
+    return own + [f"{child}.{rest}" for child, many in below for rest in many]
 
 
 def _identity(tensor: torch.Tensor) -> Any:

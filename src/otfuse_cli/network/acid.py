@@ -107,12 +107,13 @@ def acid_test(
     """
     generator = torch.Generator().manual_seed(seed)
     with _Bench(module, args, kwargs, graph, generator, dtype) as bench:
-        error = 0.0
+        error, moved = 0.0, 0
         for _ in range(draws):
             maps = _only(draw_maps(graph, generator), spaces)
+            moved = len(maps)
             outputs = bench.run(relabel_state(bench.state, graph, maps))
             error = max(error, bench.change(outputs, maps))
-        return AcidResult(error, bench.threshold, draws, len(_only(graph.sizes, spaces)))
+        return AcidResult(error, bench.threshold, draws, moved)
 
 
 def leave_one_out(
@@ -233,8 +234,8 @@ class _Bench(AbstractContextManager["_Bench"]):
         """Largest relative difference from what is expected under `maps`."""
         worst = 0.0
         for i, (new, old) in enumerate(zip(outputs, self.expected, strict=True)):
-            if self._graph.outputs:
-                for d, axis in enumerate(self._graph.outputs[i]):
+            for output, d, axis in self._graph.outputs:
+                if output == i:
                     old = old.index_select(d, axis_index(axis, maps, self._graph.spaces))
             worst = max(worst, _difference(new, old))
         return worst

@@ -75,10 +75,9 @@ def pad(call: Call) -> Labels:
             call.pin(label, POSITIONS)
             labels[axis] = call.pinned(call.shape[axis], POSITIONS)
             continue
-        edges = [(before, True), (label.size, False), (after, True)]
-        parts = tuple(
-            call.pinned(n, POSITIONS).form if edge else label.form for n, edge in edges if n
-        )
+        # the new positions are all equal, so they may change places among themselves
+        edges = [call.fresh(n) if n else None for n in (before, after)]
+        parts = tuple(part.form for part in (edges[0], label, edges[1]) if part is not None)
         labels[axis] = Label(Plus(parts), label.origins)
     if constant:
         call.restrict(labels)
