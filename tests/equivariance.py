@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from otfuse_cli.graph import atoms
 from otfuse_cli.graph.atoms import Atom, Form, Plus, Times, head
 from otfuse_cli.graph.call import Label, Value
+from otfuse_cli.graph.deferred import is_settled
 from otfuse_cli.graph.propagate import Propagation, Step, label_operations
 
 
@@ -118,7 +119,7 @@ def replay_step(
 
 
 def _is_decided(labels: Sequence[Label]) -> bool:
-    return all(atoms.is_settled(x.form) for x in labels)
+    return all(is_settled(x.form) for x in labels)
 
 
 def _is_tensor(value: Any) -> bool:
@@ -157,7 +158,7 @@ def form_index(form: Form, maps: Mapping[Atom, Tensor]) -> Tensor:
 
 
 def _render(form: Form, letters: dict[Atom, str], *, inner: bool = False) -> str:
-    if not atoms.is_settled(form):
+    if not is_settled(form):
         return "?"
     top = head(form)
     if isinstance(top, Atom):

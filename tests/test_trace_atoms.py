@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from equivariance import form_index
 from otfuse_cli.graph import atoms
-from otfuse_cli.graph.atoms import Atom, Deferred, Form, Plus, Times, leaves, size, unify
+from otfuse_cli.graph.atoms import Atom, Form, Plus, Times, leaves, size, unify
+from otfuse_cli.graph.deferred import Deferred
 
 
 @st.composite

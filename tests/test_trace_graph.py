@@ -14,7 +14,8 @@ from otfuse_cli.errors import ExitCode, IncompatibleModels
 from otfuse_cli.graph.axes import Fixed, Prod, Unit
 from otfuse_cli.graph.model import LayerGraph, OpKind, Role, first_difference
 from otfuse_cli.graph.trace import export, graph_from_program, trace
-from otfuse_cli.network.acid import acid_test
+from otfuse_cli.network.acid import acid_test, function_change
+from otfuse_cli.network.relabel import draw_maps, relabel_state
 
 
 def chain() -> nn.Module:
@@ -194,6 +195,15 @@ def test_free_outputs_move_with_their_space() -> None:
     assert graph.outputs == ((0, 1, Unit("2.weight:0")),)
     assert acid_test(module, x, None, graph, seed=0).passed
     assert not acid_test(module, x, None, replace(graph, outputs=()), seed=0).passed
+
+
+def test_the_function_check_on_a_real_state() -> None:
+    module, x = chain().eval(), (torch.randn(2, 3, 5, 5),)
+    graph, state = trace(module, x), module.state_dict()
+    maps = draw_maps(graph, torch.Generator().manual_seed(0))
+    moved = relabel_state(state, graph, maps)
+    assert function_change(module, x, None, state, moved) < 1e-5
+    assert function_change(module, x, None, state, moved | {"4.bias": state["4.bias"]}) > 1e-3
 
 
 def test_names_follow_the_checkpoint() -> None:

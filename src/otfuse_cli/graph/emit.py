@@ -9,6 +9,7 @@ from . import atoms
 from .atoms import Atom, Form, Times, head
 from .axes import Axis, Cat, Fixed, Prod, Unit, axis_units, concat, product
 from .call import Label, Labels, OpRecord, Origin
+from .deferred import instances, is_settled
 from .families import find_families, is_unit
 from .handwritten import fold_rms
 from .model import GraphTensor, LayerGraph, Op, Role, Space, Tap, TensorAxis
@@ -147,7 +148,7 @@ def _pin_unused(found: Propagation, roles: Mapping[Origin, set[Role]]) -> None:
     seen = {
         leaf
         for labels in found.log.live
-        for axes in atoms.instances([label.form for label in labels])
+        for axes in instances([label.form for label in labels])
         for form in axes
         for leaf in atoms.leaves(form)
     }
@@ -275,7 +276,7 @@ def _op(record: OpRecord, names: Names, rename: Mapping[str, str]) -> Op:
 
 def _carrier(labels: Labels, names: Names) -> Axis | None:
     """The axis that carries units: the last one with free units, else the last one."""
-    axes = [_axis(label, names) for label in labels if atoms.is_settled(label.form)]
+    axes = [_axis(label, names) for label in labels if is_settled(label.form)]
     free = [axis for axis in axes if any(u not in names.reasons for u in axis_units(axis))]
     chosen = free or axes
     return chosen[-1] if chosen else None
@@ -296,7 +297,7 @@ def _shown(outputs: Sequence[Labels], names: Names) -> Iterator[tuple[int, int, 
 def _moving(labels: Labels, names: Names) -> Iterator[tuple[int, Axis]]:
     """Axes with free units."""
     for d, label in enumerate(labels):
-        if atoms.is_settled(label.form):
+        if is_settled(label.form):
             axis = _axis(label, names)
             if any(unit not in names.reasons for unit in axis_units(axis)):
                 yield d, axis

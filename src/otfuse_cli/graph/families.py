@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from .atoms import Atom, Form, Times, head, instances
+from .atoms import Atom, Form, Times, head
+from .deferred import instances
 
 # where a leaf sits: axis, then (is a product, child) from the top
 Path = tuple[tuple[bool, int], ...]

@@ -19,6 +19,7 @@ from torch.fx import Graph, Node
 from . import atoms
 from .call import Call, Label, Labels, Log, Value
 from .model import Role
+from .nodes import module_path, named_arguments, operator_name, output_shapes, where
 from .rules import RULES
 
 
@@ -124,7 +125,7 @@ def _label_inputs(program: ExportedProgram, result: Propagation, *, pin_ends: bo
     for node in program.graph.nodes:
         if node.op != "placeholder":
             continue
-        spec, shape = specs[node.name], _shapes(node.meta.get("val"))
+        spec, shape = specs[node.name], output_shapes(node.meta.get("val"))
         if not shape:
             result.values[node] = None
         elif spec.target is not None and spec.target in names:
@@ -173,7 +174,7 @@ def _visit(node: Node, step: int, result: Propagation) -> Any:
         assert isinstance(source, Node)
         made = result.values.get(source)
         return made[index] if isinstance(made, (list, tuple)) and isinstance(index, int) else made
-    shapes = _shapes(node.meta.get("val"))
+    shapes = output_shapes(node.meta.get("val"))
     inputs = {n: result.values.get(n) for n in node.all_input_nodes}
     if not shapes:  # an assertion, or a number known when traced
         return None
@@ -181,7 +182,7 @@ def _visit(node: Node, step: int, result: Propagation) -> Any:
     inputs = {n: _renewed(value) for n, value in inputs.items()}
     call = Call(
         operator_name(node),
-        _arguments(node, inputs),
+        named_arguments(node, inputs),
         shapes,
         log=result.log,
         step=step,
@@ -304,59 +305,3 @@ def _flat(value: Any) -> Iterator[Value]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _flat(item)
-
-
-def _shapes(val: Any) -> list[tuple[int, ...]]:
-    if isinstance(val, torch.Tensor):
-        return [tuple(int(n) for n in val.shape)]
-    if isinstance(val, (list, tuple)):
-        return [shape for item in val for shape in _shapes(item)]
-    return []
-
-
-def _arguments(node: Node, inputs: Mapping[Node, Any]) -> dict[str, Any]:
-    def filled(argument: Any) -> Any:
-        if isinstance(argument, Node):
-            return inputs.get(argument)
-        if isinstance(argument, (list, tuple)):
-            return [filled(item) for item in argument]
-        return argument
-
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return {str(i): filled(argument) for i, argument in enumerate(node.args)}
-    named = {
-        argument.name: argument.default_value
-        for argument in schema.arguments
-        if argument.has_default_value()
-    }
-    for argument, given in zip(schema.arguments, node.args, strict=False):
-        named[argument.name] = filled(given)
-    named.update({key: filled(given) for key, given in node.kwargs.items()})
-    return named
-
-
-def operator_name(node: Node) -> str:
-    """`linear` for aten.linear.default; other libraries keep their namespace."""
-    target = node.target
-    if isinstance(target, torch._ops.OpOverload):
-        name = target._schema.name
-        return name.removeprefix("aten::")
-    return str(getattr(target, "__name__", target))
-
-
-def module_path(node: Node) -> str:
-    """Path of the innermost module that was running."""
-    stack = node.meta.get("nn_module_stack") or {}
-    paths = [str(path) for path, _ in stack.values()]
-    return paths[-1] if paths else ""
-
-
-def where(node: Node) -> str:
-    """The user's line that made this operation, ready to follow a sentence."""
-    trace = node.meta.get("stack_trace") or ""
-    lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
-    if not lines:
-        return ""
-    file, _, rest = lines[-1].removeprefix("File ").partition(", line ")
-    return f" ({file.strip(chr(34))}:{rest.partition(',')[0]})"

@@ -20,7 +20,8 @@ from torch.utils import _pytree as pytree
 from .emit import emit
 from .manners import eval_mode, no_fast_path, own_output, quiet
 from .model import LayerGraph
-from .propagate import operator_name, propagate
+from .nodes import operator_name
+from .propagate import propagate
 from .rules import RULES
 from .taps import ModuleOutputs, find_taps, watch_outputs
 from .untraceable import explain, refuse_scripted

@@ -148,6 +148,25 @@ def leave_one_out(
         return LeaveOneOutResult(count, tuple(undetected), smallest)
 
 
+def function_change(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> float:
+    """Largest relative change of the outputs between two states of one module.
+
+    The function check on real maps: `before` is the source, `after` its aligned form.
+    """
+    given = without_cache(module, dict(kwargs or {}))
+    with eval_mode(module), no_fast_path(), torch.no_grad():
+        old, new = (_run(module, _cast((args, given, dict(s)), dtype)) for s in (before, after))
+    return max((_difference(b, a) for a, b in zip(old, new, strict=True)), default=0.0)
+
+
 def redraw(state: Mapping[str, Tensor], graph: LayerGraph, generator: torch.Generator) -> State:
     """Weights of order one: matrices keep the size of what they read, gains are near 1."""
     out: State = dict(state)
@@ -227,8 +246,7 @@ class _Bench(AbstractContextManager["_Bench"]):
 
     def run(self, state: State) -> list[Tensor]:
         args, kwargs = _cast((self._args, self._kwargs), self._dtype)
-        outputs = torch.func.functional_call(self._module, state, args, kwargs, tie_weights=False)
-        return [y.detach().clone() for y in pick_outputs(outputs)]
+        return _run(self._module, (args, kwargs, state))
 
     def change(self, outputs: list[Tensor], maps: Maps) -> float:
         """Largest relative difference from what is expected under `maps`."""
@@ -256,6 +274,12 @@ class _Float32Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             given = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, Tensor)]
             self.seen |= any(a.dtype is torch.float64 for a in given)
         return out
+
+
+def _run(module: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any], State]) -> list[Tensor]:
+    args, kwargs, state = given
+    outputs = torch.func.functional_call(module, state, args, kwargs, tie_weights=False)
+    return [y.detach().clone() for y in pick_outputs(outputs)]
 
 
 def _difference(new: Tensor, old: Tensor) -> float:

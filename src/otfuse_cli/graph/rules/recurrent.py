@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..atoms import Atom, Deferred, Plus, Times
+from ..atoms import Atom, Plus, Times
 from ..call import Call, Label, Labels, Value
+from ..deferred import Deferred
 from ..model import OpKind, Role
 from .table import rule
 

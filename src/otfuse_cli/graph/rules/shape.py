@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from ..atoms import Atom, Deferred, Form, Plus, Times
+from ..atoms import Atom, Form, Plus, Times
 from ..call import Call, Label, Labels, Value
+from ..deferred import Deferred
 from .table import rule
 
 # a reshape into more blocks than this is never a split into unrelated parts
