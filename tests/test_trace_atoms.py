@@ -39,7 +39,7 @@ def _maps(*described: Form) -> dict[Atom, torch.Tensor]:
 
 
 @given(st.data(), st.sampled_from([1, 2, 6, 7, 8, 12, 24]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_unified_forms_permute_alike(data: st.DataObject, n: int) -> None:
     a, b = data.draw(forms(n)), data.draw(forms(n))
     unify(a, b)
@@ -49,7 +49,7 @@ def test_unified_forms_permute_alike(data: st.DataObject, n: int) -> None:
 
 
 @given(st.data(), st.sampled_from([4, 6, 12]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_earlier_agreements_survive_later_ones(data: st.DataObject, n: int) -> None:
     a, b, c = (data.draw(forms(n)) for _ in range(3))
     unify(a, b)
