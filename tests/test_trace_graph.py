@@ -255,6 +255,25 @@ def test_a_saved_program_gives_the_same_graph(tmp_path: Any, graph: LayerGraph) 
     assert loaded == replace(graph, taps=(), source="")
 
 
+def test_a_program_with_a_free_batch_size_gives_the_same_graph(graph: LayerGraph) -> None:
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = torch.export.export(
+        chain().eval(), (torch.zeros(4, 3, 5, 5),), dynamic_shapes=({0: batch},)
+    )
+    assert graph_from_program(program) == replace(graph, taps=(), source="")
+
+
+def test_a_shape_that_depends_on_the_data_is_refused() -> None:
+    class Chosen(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            y = super().forward(input)
+            return y[y > 0].sum()
+
+    with pytest.raises(IncompatibleModels, match="depends on the data") as caught:
+        trace(Chosen(3, 3), (torch.zeros(2, 3),))
+    assert "test_trace_graph.py:" in (caught.value.where or "")
+
+
 def test_training_mode_comes_back() -> None:
     module = chain().train()
     module[1].eval()

@@ -7,15 +7,27 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.utils._pytree import tree_leaves
+
+from ..errors import IncompatibleModels
 
 
-def output_shapes(val: Any) -> list[tuple[int, ...]]:
-    """Shapes of the tensors that an operation returned when it was traced."""
-    if isinstance(val, torch.Tensor):
-        return [tuple(int(n) for n in val.shape)]
-    if isinstance(val, (list, tuple)):
-        return [shape for item in val for shape in output_shapes(item)]
-    return []
+def output_shapes(node: Node) -> list[tuple[int, ...]]:
+    """Shapes of the tensors that an operation returned when it was traced.
+
+    Raises:
+        IncompatibleModels: A size depends on the data.
+    """
+    tensors = [t for t in tree_leaves(node.meta.get("val")) if isinstance(t, torch.Tensor)]
+    try:
+        return [tuple(int(n) for n in t.shape) for t in tensors]
+    except Exception as error:  # torch's own type for this has moved between releases
+        raise IncompatibleModels(
+            f"a shape that {operator_name(node)} makes depends on the data",
+            where=where(node).strip(" ()") or None,
+            why="what is chosen by a condition (x[mask], nonzero) has no fixed size to follow",
+            fix="use torch.where there; or describe the network in a spec (--arch spec.yaml)",
+        ) from error
 
 
 def named_arguments(node: Node, inputs: Mapping[Node, Any]) -> dict[str, Any]:

@@ -79,8 +79,12 @@ def propagate(
 
 def label_operations(graph: Graph, result: Propagation) -> None:
     """Label every operation of `graph`; `result.values` has the labels of its inputs."""
-    for step, node in enumerate(n for n in graph.nodes if n.op == "call_function"):
-        result.values[node] = _visit(node, step, result)
+    for step, node in enumerate(graph.nodes):
+        if node.op == "call_function":
+            result.values[node] = _visit(node, step, result)
+        elif node.op == "get_attr" and isinstance(node.meta.get("val"), torch.Tensor):
+            labels = tuple(Label(atoms.Atom(n, "constant")) for n in output_shapes(node)[0])
+            result.values[node] = Value(labels)
 
 
 def _read_state(program: ExportedProgram, result: Propagation) -> None:
@@ -125,7 +129,7 @@ def _label_inputs(program: ExportedProgram, result: Propagation, *, pin_ends: bo
     for node in program.graph.nodes:
         if node.op != "placeholder":
             continue
-        spec, shape = specs[node.name], output_shapes(node.meta.get("val"))
+        spec, shape = specs[node.name], output_shapes(node)
         if not shape:
             result.values[node] = None
         elif spec.target is not None and spec.target in names:
@@ -174,7 +178,7 @@ def _visit(node: Node, step: int, result: Propagation) -> Any:
         assert isinstance(source, Node)
         made = result.values.get(source)
         return made[index] if isinstance(made, (list, tuple)) and isinstance(index, int) else made
-    shapes = output_shapes(node.meta.get("val"))
+    shapes = output_shapes(node)
     inputs = {n: result.values.get(n) for n in node.all_input_nodes}
     if not shapes:  # an assertion, or a number known when traced
         return None

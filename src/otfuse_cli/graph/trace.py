@@ -152,7 +152,8 @@ def _checked(program: ExportedProgram) -> Sequence[int] | None:
     if keys is None or LOGITS not in keys:
         return None
     position = 0
-    for key, child in zip(keys, spec.children(), strict=False):
+    children = spec.children() if callable(getattr(spec, "children", None)) else spec.children_specs
+    for key, child in zip(keys, children, strict=False):
         if key == LOGITS:
             return range(position, position + child.num_leaves)
         position += child.num_leaves

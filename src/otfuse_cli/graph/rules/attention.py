@@ -19,6 +19,8 @@ from .table import rule
 def attention(call: Call) -> object:
     """Softmax(q k^T + mask) v."""
     q, k, v = (call.value(name) for name in ("query", "key", "value"))
+    if not q.ndim == k.ndim == v.ndim:
+        raise ValueError("operands of different rank")
     depth = call.unify(q.labels[-1], k.labels[-1])
     call.restrict(depth, "orth")
     keys = call.unify(k.labels[-2], v.labels[-2])

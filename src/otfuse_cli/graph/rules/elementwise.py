@@ -162,7 +162,7 @@ def prelu(call: Call) -> Labels:
         axis = min(1, value.ndim - 1)
         labels[axis] = call.unify(labels[axis], weight.labels[0])
     call.role(weight.labels, Role.SCALE)
-    call.restrict(labels, "scale")
+    call.restrict(labels)
     call.op(OpKind.ACT, reads=[value.labels], writes=labels, tensors={"slope": weight})
     return labels
 

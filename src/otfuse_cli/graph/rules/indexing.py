@@ -236,12 +236,16 @@ def _pin_all(call: Call, value: Value) -> Labels:
     return value.labels
 
 
-@rule("topk", "sort", "msort", "argsort", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp",
-      "roll", "flip", "fliplr", "flipud", "diff", "kthvalue", "mode", "median", "nanmedian",
-      "trapezoid", "gradient")  # fmt: skip
+@rule(
+    "topk", "sort", "msort", "argsort", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp",
+    "roll", "flip", "fliplr", "flipud", "diff", "kthvalue", "mode", "median", "nanmedian",
+)  # fmt: skip
 def ordered(call: Call) -> object:
     """Operators that look at the order along an axis: it stays."""
     value = call.value("self")
+    for other in call.operands():
+        if other is not value:  # what `diff` puts at the ends
+            call.pin([*other.labels, *value.labels], ORDERED)
     dims = call.get("dim", call.get("dims"))
     if dims is None or (call.name == "roll" and not dims):
         dims = [-1] if call.name in ("topk", "sort", "argsort", "diff", "kthvalue") else None
