@@ -76,4 +76,3 @@ def inspect(*checkpoints: Source, **options: Any) -> Report:
     from .commands.requests import InspectRequest
 
     return verb(InspectRequest(checkpoints=checkpoints, **options))
-

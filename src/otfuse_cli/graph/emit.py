@@ -10,8 +10,8 @@ from .atoms import Atom, Form, Times, head
 from .axes import Axis, Cat, Fixed, Prod, Unit, axis_units, concat, product
 from .call import Label, Labels, OpRecord, Origin
 from .deferred import instances, is_settled
-from .indexed import find_families, is_unit
 from .handwritten import fold_rms
+from .indexed import find_families, is_unit
 from .model import GraphTensor, LayerGraph, Op, Role, Space, Tap, TensorAxis
 from .propagate import Propagation
 from .rules.convolution import KERNEL
