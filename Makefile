@@ -12,7 +12,7 @@ demo: $(VENV)/.installed  ## install, then fuse the bundled pair
 	$(BIN)/otfuse demo
 
 test: $(VENV)/.installed-dev  ## the unit suite
-	$(BIN)/python -m pytest -m "not slow and not cuda"
+	$(BIN)/python -m pytest -n auto -m "not slow and not cuda"
 
 slow: $(VENV)/.installed-dev  ## accuracy floors on real pairs (OTFUSE_SHARED); none is no failure
 	$(BIN)/python -m pytest -m "slow and not cuda" || [ $$? -eq 5 ]

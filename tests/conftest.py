@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from otfuse_cli import app
 from otfuse_cli.report import (
@@ -25,6 +26,9 @@ from otfuse_cli.report import (
     Report,
     SpaceRecord,
 )
+
+# The suite runs in a worker per core: threads inside them would only wait for one another.
+torch.set_num_threads(1)
 
 ROOT = Path(__file__).parents[1]
 LONG_NAME = "backbone.features.stage3.block11.branch_b.conv2.weight_of_the_longest_name"

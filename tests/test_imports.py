@@ -126,9 +126,13 @@ def prints(module):
                 yield node.lineno
 
 
-@pytest.mark.parametrize("module", MODULES)
+# manners hands on what the user's own module prints while it is traced.
+MAY_PRINT = {f"{NAME}.render", f"{NAME}.graph.manners"}
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m not in MAY_PRINT])
 def test_only_the_renderer_prints(module):
-    assert module == f"{NAME}.render" or list(prints(module)) == []
+    assert list(prints(module)) == []
 
 
 def test_this_test_sees_relative_and_nested_imports():
