@@ -92,7 +92,8 @@ def build(request_type: Callable[..., Any], keywords: Mapping[str, Any]) -> Any:
     if limit is not None and not (isfinite(limit) and limit >= 0):
         raise UsageError("a cost is finite and not negative", where=f"--max-cost {limit}")
     request = request_type(**values)
-    request.recipe()  # refuses a bad choice before anything heavy is imported
+    if hasattr(request, "recipe"):
+        request.recipe()  # refuses a bad choice before anything heavy is imported
     return request
 
 
@@ -147,6 +148,7 @@ OPTIONS: Mapping[str, Any] = {
         list[Path],
         _checkpoint("CKPT", "Checkpoints; the last one is the anchor, unless --anchor says so."),
     ],
+    "checkpoint": Annotated[Path, _checkpoint("CKPT", "A checkpoint of the network.")],
     "dense": Annotated[Path, _checkpoint("DENSE", "The unpruned checkpoint.")],
     "pruned": Annotated[Path, _checkpoint("PRUNED", "Its pruned version: the anchor.")],
     "ot_costs": Annotated[
@@ -284,8 +286,26 @@ OPTIONS: Mapping[str, Any] = {
             "--arch",
             panel=INPUTS,
             metavar="SPEC",
-            text="What the network looks like: auto (by names and shapes), a family, or spec.yaml.",
+            text="What the network looks like: auto (by names and shapes), a family, spec.yaml, or "
+            "the network itself: file.py:factory (runs that code), graph.pt2, hf:DIR.",
             default="auto",
+        ),
+    ],
+    "spec": Annotated[
+        str | None,
+        _option(
+            "--spec",
+            panel=INPUTS,
+            metavar="SPEC",
+            text="Check this family or spec.yaml on the network instead of the traced graph.",
+        ),
+    ],
+    "free_outputs": Annotated[
+        bool,
+        _flag(
+            "--free-outputs",
+            panel=INPUTS,
+            text="Let the units of a traced network's outputs move: headless backbones.",
         ),
     ],
     "key": Annotated[
@@ -315,6 +335,15 @@ OPTIONS: Mapping[str, Any] = {
             metavar="PATH",
             text="Where the report goes.",
             default="OUT with suffix .report.json",
+        ),
+    ],
+    "write_spec": Annotated[
+        Path | None,
+        _option(
+            "--write-spec",
+            panel=OUTPUT,
+            metavar="FILE",
+            text="Write the layer graph as a spec, for --arch.",
         ),
     ],
     "overwrite": Annotated[

@@ -25,6 +25,7 @@ from ..fuse.average import Aligned, average
 from ..report import Candidate, FileRecord, Report
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
 from ..stored import report_beside
+from .function import check_function
 from .parents import Parents, anchor_index, assemble, graph_record, open_checkpoints
 from .requests import FusionOptions, MergeRequest, OutputOptions, Source, normalised
 
@@ -106,7 +107,13 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
     _refuse_outputs(plan)
     with open_checkpoints(plan.checkpoints, plan.options.key) as checkpoints:
         with watch("graph"):
-            parents = assemble(checkpoints, plan.anchor_index, plan.options.arch, runtime.device)
+            parents = assemble(
+                checkpoints,
+                plan.anchor_index,
+                plan.options.arch,
+                runtime.device,
+                free_outputs=plan.options.free_outputs,
+            )
         weights = plan.weights
         sources = [m for m in parents.sources if weights[m.index] > 0]
         # A source of weight 0 is not read beyond its header; the anchor is what others align to.
@@ -120,6 +127,8 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
             Aligned(source, found.alignment, weights[source.index])
             for source, found in zip(sources, matches, strict=True)
         ]
+        with watch("check"):
+            checks, remarks = check_function(parents, aligned)
         with watch("write"):
             _write(plan, parents, aligned, runtime, also)
         with watch("read"):
@@ -138,7 +147,8 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
                 for source, m in zip(sources, matches, strict=True)
                 if recipe.align != "none"
             ),
-            warnings=_warnings(parents, recipe, aligned),
+            checks=checks,
+            warnings=_warnings(parents, recipe, aligned) + remarks,
         )
     report = replace(report, timings=dict(watch.seconds), peak_rss_bytes=peak_rss_bytes())
     if plan.report is not None:
