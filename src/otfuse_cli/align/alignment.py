@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ..transport.maps import Map
 
 Maps = Mapping[str, Map]
+Families = Mapping[str, tuple[Map, ...]]
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Alignment:
     """
 
     maps: Maps
-    families: Mapping[str, tuple[Map, ...]] = field(default_factory=dict)
+    families: Families = field(default_factory=dict)
     overrides: Mapping[tuple[str, int], Maps] = field(default_factory=dict)
 
     def on(self, tensor: str, dim: int) -> Maps:

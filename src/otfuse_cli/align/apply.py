@@ -7,7 +7,6 @@ An axis with structure is taken apart into its factors first, so no Kronecker pr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,7 +14,7 @@ import torch
 from ..graph.axes import Axis, Cat, Prod, Unit, axis_size, axis_units
 from ..graph.model import LayerGraph, Role
 from ..transport.maps import Map
-from .alignment import Alignment, Maps
+from .alignment import Alignment, Families, Maps
 
 
 def transport(
@@ -26,6 +25,7 @@ def transport(
     *,
     anchor: torch.Tensor | None = None,
     without: str | None = None,
+    only: int | None = None,
 ) -> torch.Tensor:
     """Move a source's tensor onto the anchor's units.
 
@@ -36,15 +36,19 @@ def transport(
         alignment: Maps of that source; spaces without one stay in place.
         anchor: The anchor's tensor, for maps that leave some anchor units without a source.
         without: Leave this space alone.
+        only: On this dimension only; None = on all of them.
     """
     dims = []
     for dim, axis in enumerate(graph.tensors[name].axes):
         maps = alignment.on(name, dim)
         # A tied tensor that makes and reads its units takes the produce side (DESIGN section 3).
         consume = Role.CONSUME in axis.roles and Role.PRODUCE not in axis.roles
-        dims.append(_Dim(axis.expr, consume, {s: m for s, m in maps.items() if s != without}))
-    families = {s: m for s, m in alignment.families.items() if s != without}
-    return _Mover(graph, families).move(tensor, dims, anchor)
+        families: Families = alignment.families
+        if without is not None and only in (None, dim):
+            maps = {s: m for s, m in maps.items() if s != without}
+            families = {s: m for s, m in families.items() if s != without}
+        dims.append(_Dim(axis.expr, consume, maps, families))
+    return _Mover(graph).move(tensor, dims, anchor)
 
 
 @dataclass(frozen=True)
@@ -54,19 +58,23 @@ class _Dim:
     expr: Axis
     consume: bool
     maps: Maps
+    families: Families
+
+    def moves(self, space: str) -> bool:
+        """Whether the space has a map here."""
+        return space in self.maps or space in self.families
 
 
 @dataclass(frozen=True)
 class _Mover:
     graph: LayerGraph
-    families: Mapping[str, tuple[Map, ...]]
 
     def move(
         self, tensor: torch.Tensor, dims: list[_Dim], anchor: torch.Tensor | None
     ) -> torch.Tensor:
         """Take axes apart until each dimension is one space or fixed, move those, put together."""
         for at, dim in enumerate(dims):
-            if not any(u in dim.maps or u in self.families for u in axis_units(dim.expr)):
+            if not any(map(dim.moves, axis_units(dim.expr))):
                 continue
             match dim.expr:
                 case Prod(factors):
@@ -103,13 +111,13 @@ class _Mover:
             if space in dim.maps:
                 tensor = _apply(dim.maps[space], tensor, at, dim.consume)
         for at, (dim, space) in enumerate(zip(dims, spaces, strict=True)):
-            if space in self.families:
+            if space in dim.families:
                 index = spaces.index(self.graph.spaces[space].per or "")
                 inner = at - (index < at)
                 tensor = torch.stack(
                     [
                         _apply(map, tensor.select(index, unit), inner, dim.consume)
-                        for unit, map in enumerate(self.families[space])
+                        for unit, map in enumerate(dim.families[space])
                     ],
                     index,
                 )
@@ -126,7 +134,7 @@ class _Mover:
 
     def _anchor_size(self, dim: _Dim) -> int:
         theirs = {s: m.sizes[1] for s, m in dim.maps.items()}
-        theirs |= {s: m[0].sizes[1] for s, m in self.families.items() if m}
+        theirs |= {s: m[0].sizes[1] for s, m in dim.families.items() if m}
         return axis_size(dim.expr, {**self.graph.sizes, **theirs})
 
 
