@@ -149,8 +149,24 @@ def _places(report: Report) -> dict[str, dict[str, list[str]]]:
                     verbs = places.setdefault(
                         space, {"made by": [], "read by": [], "carried by": []}
                     )
-                    verbs[_VERBS.get(role, "carried by")].append(f"{tensor.name}:{dim}")
-    return {s: {v: w for v, w in verbs.items() if w} for s, verbs in places.items()}
+                    place = f"{tensor.name}:{dim}" if len(tensor.shape) > 1 else tensor.name
+                    verbs[_VERBS.get(role, "carried by")].append(place)
+    return {
+        space: {verb: _grouped(where) for verb, where in verbs.items() if where}
+        for space, verbs in places.items()
+    }
+
+
+def _grouped(names: Sequence[str]) -> list[str]:
+    """`bn1.weight, bn1.bias` as `bn1.{weight, bias}`: vectors of one module together."""
+    modules: dict[str, list[str]] = {}
+    for name in names:
+        module, _, part = name.rpartition(".")
+        modules.setdefault(module, []).append(part)
+    return [
+        ".".join(filter(None, (module, parts[0] if len(parts) == 1 else f"{{{', '.join(parts)}}}")))
+        for module, parts in modules.items()
+    ]
 
 
 def candidates(report: Report) -> Table:

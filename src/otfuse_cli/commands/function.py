@@ -21,7 +21,7 @@ _LARGEST_BYTES = 2 << 30
 
 
 def check_function(parents: Parents, aligned: Sequence[Aligned]) -> tuple[Checks, tuple[str, ...]]:
-    """Run every hard-mapped source before and after alignment, and compare the outputs.
+    """Run every hard-mapped source before and after alignment, and compare outputs.
 
     Returns:
         The verdict (null where nothing could be run), and remarks on what was not checked.
@@ -50,8 +50,7 @@ def check_function(parents: Parents, aligned: Sequence[Aligned]) -> tuple[Checks
             raise SolveFailed(
                 "an aligned source computes something else",
                 where=f"{model.checkpoint.label}: outputs differ by {change:.2g} (relative)",
-                why=f"the layer graph ({model.graph.source}) claims units to be interchangeable that "
-                "are not",
+                why=f"{model.graph.source} calls units interchangeable that are not",
                 fix="find the claim with otfuse check, or correct the spec",
             )
     return Checks(True, worst), ()
