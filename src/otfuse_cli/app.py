@@ -116,6 +116,7 @@ def merge(request: MergeRequest, progress: Progress) -> Report:
     "otfuse inspect a.pt b.pt --ot-costs",
     "otfuse merge a.pt b.pt -o fused.pt --json | otfuse inspect --ot-costs",
     optional=("checkpoints",),
+    omit=("repair",),
 )
 def inspect(request: InspectRequest, progress: Progress) -> Report:
     """Look before fusing: tensors, layer graph, compatibility, OT costs.

@@ -247,9 +247,32 @@ OPTIONS: Mapping[str, Any] = {
             text="Different widths: keep the function, or the paper's scaling by M/N.",
         ),
     ],
+    "repair": Annotated[
+        str | None,
+        _choice(
+            "repair",
+            panel=FUSION,
+            text="Undo the shrinking of imperfectly matched units, from the weights alone.",
+        ),
+    ],
     "matcher": Annotated[
         str | None,
-        _choice("matcher", panel=MATCHING, text="How maps are found: one pass in graph order."),
+        _choice(
+            "matcher",
+            panel=MATCHING,
+            text="How maps are found: one pass in graph order (sweep), steps that look at both "
+            "sides of a unit (descent), all spaces at once (frank-wolfe), or the best of them.",
+        ),
+    ],
+    "effort": Annotated[
+        float | None,
+        _option(
+            "--effort",
+            panel=MATCHING,
+            metavar="FLOP",
+            text="Operations that auto may plan to spend on a source; above it, it tries less.",
+            default=f"{Recipe.effort:g}",
+        ),
     ],
     "metric": Annotated[
         str | None, _choice("metric", panel=MATCHING, text="Ground metric between units.")

@@ -7,6 +7,7 @@ An axis with structure is taken apart into its factors first, so no Kronecker pr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -43,11 +44,14 @@ def transport(
         maps = alignment.on(name, dim)
         # A tied tensor that makes and reads its units takes the produce side (DESIGN section 3).
         consume = Role.CONSUME in axis.roles and Role.PRODUCE not in axis.roles
-        families: Families = alignment.families
+        overridden = (name, dim) in alignment.overrides
+        families: Families = {} if overridden else alignment.families
+        scales = {} if overridden else dict(alignment.scales)
         if without is not None and only in (None, dim):
             maps = {s: m for s, m in maps.items() if s != without}
             families = {s: m for s, m in families.items() if s != without}
-        dims.append(_Dim(axis.expr, consume, maps, families))
+            scales.pop(without, None)
+        dims.append(_Dim(axis.expr, consume, maps, families, scales))
     return _Mover(graph).move(tensor, dims, anchor)
 
 
@@ -59,6 +63,7 @@ class _Dim:
     consume: bool
     maps: Maps
     families: Families
+    scales: Mapping[str, torch.Tensor]
 
     def moves(self, space: str) -> bool:
         """Whether the space has a map here."""
@@ -121,6 +126,11 @@ class _Mover:
                     ],
                     index,
                 )
+        for at, (dim, space) in enumerate(zip(dims, spaces, strict=True)):
+            if space in dim.scales:
+                factor = dim.scales[space].to(tensor)
+                shape = [-1 if d == at else 1 for d in range(tensor.dim())]
+                tensor = tensor * (1 / factor if dim.consume else factor).view(shape)
         for at, (dim, space) in enumerate(zip(dims, spaces, strict=True)):
             if space in dim.maps and (kept := dim.maps[space].kept) is not None:
                 if anchor is None:

@@ -134,7 +134,7 @@ class _Sweep:
         self.families[space.id] = tuple(to_map(s.plan, self.recipe) for _, s in solved)
         self.plans[space.id] = [s.plan for _, s in solved]
         records = [space_record(space.id, self.source.index, r, s, self.recipe) for r, s in solved]
-        self.spaces.append(_mean_record(records))
+        self.spaces.append(mean_record(records))
 
     def _require_hard_index(self, space: Space) -> None:
         """Each anchor unit of the index space of a family has one source unit."""
@@ -236,7 +236,9 @@ def _stay(space: Space, rows: Rows, recipe: Recipe) -> Solution:
     return Solution(Plan.identity(sizes[0]), cost, "identity", 0.0)
 
 
-def _mean_record(records: Sequence[SpaceRecord]) -> SpaceRecord:
+def mean_record(records: Sequence[SpaceRecord]) -> SpaceRecord:
+    """One record for the maps of a family: mean costs, largest error."""
+
     def mean(values: Sequence[float | None]) -> float | None:
         known = [v for v in values if v is not None]
         return sum(known) / len(known) if len(known) == len(values) else None

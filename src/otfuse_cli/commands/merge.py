@@ -22,7 +22,8 @@ from ..checkpoint.open import Checkpoint, open_checkpoint
 from ..checkpoint.write import check_output, open_writer, suffix_of
 from ..errors import OutputRefused, UsageError
 from ..fuse.average import Aligned, average
-from ..report import Candidate, FileRecord, Report
+from ..fuse.repair import Repair, plan_repair
+from ..report import FileRecord, Report
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
 from ..stored import report_beside
 from .function import check_function
@@ -129,8 +130,11 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
         ]
         with watch("check"):
             checks, remarks = check_function(parents, aligned)
+        repair = None
+        if recipe.repair == "auto" and not _endpoint(aligned):
+            repair = plan_repair(parents.anchor.graph)
         with watch("write"):
-            _write(plan, parents, aligned, runtime, also)
+            _write(plan, parents, aligned, runtime, repair, also)
         with watch("read"):
             inputs = tuple(c.record(digest=at in used) for at, c in enumerate(checkpoints))
         report = Report(
@@ -142,13 +146,13 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
             graph=graph_record(parents.anchor.graph),
             spaces=tuple(s for m in matches for s in m.spaces),
             layers=tuple(layer for m in matches for layer in m.layers),
-            candidates=tuple(
-                Candidate(recipe.matcher, source.index, None, None, m.flop, True)
-                for source, m in zip(sources, matches, strict=True)
-                if recipe.align != "none"
+            candidates=tuple(c for m in matches for c in m.candidates),
+            warnings=(
+                *_warnings(parents, recipe, aligned, repair),
+                *(w for m in matches for w in m.warnings),
+                *remarks,
             ),
             checks=checks,
-            warnings=_warnings(parents, recipe, aligned) + remarks,
         )
     report = replace(report, timings=dict(watch.seconds), peak_rss_bytes=peak_rss_bytes())
     if plan.report is not None:
@@ -193,8 +197,18 @@ def _require_finite_inputs(models: Sequence[Model], runtime: Runtime) -> None:
     runtime.progress("read", len(names), len(names))
 
 
+def _endpoint(aligned: Sequence[Aligned]) -> bool:
+    """Whether one model has all the weight: nothing is averaged, so nothing shrinks."""
+    return not aligned or (len(aligned) == 1 and aligned[0].weight == 1.0)
+
+
 def _write(
-    plan: Plan, parents: Parents, aligned: Sequence[Aligned], runtime: Runtime, also: Put | None
+    plan: Plan,
+    parents: Parents,
+    aligned: Sequence[Aligned],
+    runtime: Runtime,
+    repair: Repair | None,
+    also: Put | None,
 ) -> None:
     anchor = parents.anchor
     wanted = None if plan.target.dtype == "keep" else getattr(torch, plan.target.dtype)
@@ -203,7 +217,7 @@ def _write(
     with _sink(plan, anchor.checkpoint, infos, also) as put:
         for done, (name, info) in enumerate(zip(names, infos, strict=True)):
             runtime.progress("write", done, len(names))
-            put(name, average(name, anchor, aligned, dtype=info.dtype))
+            put(name, average(name, anchor, aligned, dtype=info.dtype, repair=repair))
     runtime.progress("write", len(names), len(names))
 
 
@@ -248,10 +262,18 @@ def _recipe(plan: Plan, recipe: Recipe, runtime: Runtime) -> dict[str, Any]:
     }
 
 
-def _warnings(parents: Parents, recipe: Recipe, aligned: Sequence[Aligned]) -> tuple[str, ...]:
+def _warnings(
+    parents: Parents, recipe: Recipe, aligned: Sequence[Aligned], repair: Repair | None
+) -> tuple[str, ...]:
     found = list(parents.anchor.graph.warnings)
+    if repair is not None:
+        found += repair.warnings
     soft = [a for a in aligned if not a.alignment.hard]
-    if soft and any(n.endswith("running_var") for n in parents.anchor.graph.tensors):
+    if (
+        repair is None
+        and soft
+        and any(n.endswith("running_var") for n in parents.anchor.graph.tensors)
+    ):
         found.append(
             "BatchNorm statistics went through maps that are not permutations: running variances "
             "are weighted means, exact for duplicated units only"

@@ -48,6 +48,7 @@ _PAPER: Mapping[str, Any] = {
     "residual": "average",
     "beta": 0.5,
     "scale": "paper",
+    "repair": "none",
 }
 
 
@@ -62,6 +63,7 @@ class FusionOptions:
     paper: bool = False
     align: str | None = None
     matcher: str | None = None
+    effort: float | None = None
     metric: str | None = None
     unit_norm: bool | None = None
     mass: str | None = None
@@ -70,6 +72,7 @@ class FusionOptions:
     residual: str | None = None
     beta: float | None = None
     scale: str | None = None
+    repair: str | None = None
     seed: int = 0
 
     def recipe(self) -> Recipe:
@@ -83,6 +86,8 @@ class FusionOptions:
             given = getattr(self, field.name)
             if given is not None:
                 preset[field.name] = given
+        if preset.get("align") == "none":
+            preset.setdefault("repair", "none")
         return Recipe(**preset)
 
 
@@ -119,6 +124,7 @@ class InspectRequest(FusionOptions):
     """Look at one checkpoint, or compare several with the last one as anchor."""
 
     checkpoints: tuple[Source, ...]
+    matcher: str | None = "sweep"  # a pre-flight is quick
     anchor: str = "last"
     ot_costs: bool = False
     graph: bool = False
