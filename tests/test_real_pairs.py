@@ -62,7 +62,7 @@ def test_endpoints_return_the_parents_bit_for_bit(shared, stem):
     a, b = pair(shared, stem)
     load = evaluate().load
     source, anchor = load(a), load(b)
-    fused, report = otfuse_cli.merge(a, b, weights=(1, 0))
+    fused, report = otfuse_cli.merge(a, b, weights=(1, 0), matcher="sweep")
     assert all(s.moved_fraction > 0.5 for s in report.spaces)
     for name, tensor in source.items():
         assert fused[name].dtype in (torch.float16, torch.int64)
@@ -110,3 +110,28 @@ def test_a_traced_graph_keeps_the_function_of_real_networks(shared, stem, networ
             found = module.eval()(images[:64])
         outputs.append(getattr(found, "logits", found))
     assert (outputs[0] - outputs[1]).abs().max() < 1e-4 * outputs[0].abs().max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stem", "suffix", "floor"),
+    [
+        ("mnist-mlpnet", ".checkpoint", 96.9),
+        ("cifar10-vgg11half", ".safetensors", 77),
+        ("cifar10-resnet18w16", ".safetensors", 70),
+    ],
+)
+def test_the_default_without_data(shared, stem, suffix, floor):
+    """Measured: 97.04, MEASURED_VGG, 72.23."""
+    fused, report = otfuse_cli.merge(*pair(shared, stem, suffix))
+    assert score(fused) >= floor
+    objectives = [c.objective for c in report.candidates]
+    assert max(objectives) == next(c.objective for c in report.candidates if c.chosen)
+
+
+@pytest.mark.slow
+def test_repair_is_what_batch_norm_needs(shared):
+    a, b = pair(shared, "cifar10-resnet18w16")
+    with_it, _ = otfuse_cli.merge(a, b, matcher="descent")
+    without, _ = otfuse_cli.merge(a, b, matcher="descent", repair="none")
+    assert score(with_it) > score(without) + 40

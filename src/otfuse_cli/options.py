@@ -207,9 +207,9 @@ OPTIONS: Mapping[str, Any] = {
         _option(
             "--anchor",
             panel=FUSION,
-            metavar="last|first|INDEX",
+            metavar="last|first|medoid|INDEX",
             text="The checkpoint that gives widths and file format, and that the others are "
-            "aligned to; INDEX counts from 0.",
+            "aligned to; INDEX counts from 0, medoid is the one nearest to all others.",
             default="last",
         ),
     ],
@@ -262,6 +262,16 @@ OPTIONS: Mapping[str, Any] = {
             panel=MATCHING,
             text="How maps are found: one pass in graph order (sweep), steps that look at both "
             "sides of a unit (descent), all spaces at once (frank-wolfe), or the best of them.",
+        ),
+    ],
+    "passes": Annotated[
+        int | None,
+        _option(
+            "--passes",
+            panel=MATCHING,
+            metavar="P",
+            text="From the second pass on, align each source to the mean of the other models.",
+            default=Recipe.passes,
         ),
     ],
     "effort": Annotated[

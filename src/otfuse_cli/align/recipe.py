@@ -38,6 +38,7 @@ class Recipe:
         residual: How residual streams are mapped.
         beta: Share of the shortcut in `residual average`.
         scale: Consume maps that preserve the function, or the paper's.
+        passes: Rounds over the sources; from the second, each is matched to the mean of the others.
         repair: `auto`: undo the shrinking of imperfect matches, from the weights alone; or `none`.
         seed: Decides everything random.
     """
@@ -53,6 +54,7 @@ class Recipe:
     residual: str = "shared"
     beta: float = 0.5
     scale: str = "preserve"
+    passes: int = 1
     repair: str = "auto"
     seed: int = 0
 
@@ -71,6 +73,8 @@ class Recipe:
             raise UsageError(
                 "effort must be a number of operations", where=f"--effort {self.effort}"
             )
+        if self.passes < 1:
+            raise UsageError("there is at least one pass", where=f"--passes {self.passes}")
         if not 0 <= self.beta <= 1:
             raise UsageError("beta must lie between 0 and 1", where=f"--beta {self.beta}")
 

@@ -13,7 +13,15 @@ from ..errors import IncompatibleModels, UsageError
 from ..report import Report
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
 from ..stored import gate
-from .parents import anchor_index, assemble, graph_record, open_checkpoints, tensor_records
+from .parents import (
+    MEDOID,
+    anchor_index,
+    assemble,
+    find_medoid,
+    graph_record,
+    open_checkpoints,
+    tensor_records,
+)
 from .requests import InspectRequest
 
 
@@ -34,6 +42,9 @@ def inspect(request: InspectRequest, *, progress: Progress = silent) -> Report:
     runtime = Runtime(resolve_device(request.device), recipe.seed, progress)
     with open_checkpoints(request.checkpoints, request.key) as checkpoints:
         anchor_at = anchor_index(request.anchor, len(checkpoints))
+        if anchor_at == MEDOID:
+            anything = assemble(checkpoints, 0, request.arch, runtime.device)
+            anchor_at = find_medoid(anything, recipe, runtime)
         with watch("read"):
             inputs = tuple(c.record() for c in checkpoints)
         report = Report(

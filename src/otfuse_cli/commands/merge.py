@@ -14,6 +14,7 @@ import torch
 from .. import __version__
 from ..align.match import match
 from ..align.models import Model
+from ..align.passes import realign
 from ..align.recipe import Recipe
 from ..align.sweep import Match
 from ..checkpoint.draft import write_text
@@ -27,7 +28,15 @@ from ..report import FileRecord, Report
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
 from ..stored import report_beside
 from .function import check_function
-from .parents import Parents, anchor_index, assemble, graph_record, open_checkpoints
+from .parents import (
+    MEDOID,
+    Parents,
+    anchor_index,
+    assemble,
+    find_medoid,
+    graph_record,
+    open_checkpoints,
+)
 from .requests import FusionOptions, MergeRequest, OutputOptions, Source, normalised
 
 Put = Callable[[str, torch.Tensor], None]
@@ -107,6 +116,11 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
     runtime = Runtime(resolve_device(plan.options.device), recipe.seed, progress)
     _refuse_outputs(plan)
     with open_checkpoints(plan.checkpoints, plan.options.key) as checkpoints:
+        if plan.anchor_index == MEDOID:
+            with watch("match"):
+                any_anchor = assemble(checkpoints, 0, plan.options.arch, runtime.device)
+                chosen = find_medoid(any_anchor, recipe, runtime)
+            plan = replace(plan, anchor_index=chosen)
         with watch("graph"):
             parents = assemble(
                 checkpoints,
@@ -124,6 +138,7 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
         matches: list[Match] = []
         with watch("match"):
             matches = [match(source, parents.anchor, recipe, runtime) for source in sources]
+            matches = realign(sources, matches, parents.anchor, weights, recipe, runtime)
         aligned = [
             Aligned(source, found.alignment, weights[source.index])
             for source, found in zip(sources, matches, strict=True)

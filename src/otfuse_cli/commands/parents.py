@@ -7,13 +7,16 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from ..align.models import Model
+from ..align.passes import medoid
+from ..align.recipe import Recipe
 from ..checkpoint.open import Checkpoint, open_checkpoint
-from ..errors import UsageError
+from ..errors import IncompatibleModels, UsageError
 from ..graph.axes import axis_units
 from ..graph.model import LayerGraph
 from ..graph.sizes import resize
 from ..network.architecture import Architecture, architecture
 from ..report import AxisRecord, GraphRecord, Pinned, TensorRecord
+from ..runtime import Runtime
 from .requests import Source
 
 
@@ -83,25 +86,52 @@ def assemble(
     return Parents(tuple(models), anchor_index, known)
 
 
+def find_medoid(parents: Parents, recipe: Recipe, runtime: Runtime) -> int:
+    """The model that all others are cheapest to align to.
+
+    Raises:
+        IncompatibleModels: Different widths: costs of different layers don't compare.
+    """
+    first = parents.models[0]
+    for model in parents.models[1:]:
+        for space in model.graph.free():
+            size = first.graph.spaces[space.id].size
+            if space.size != size:
+                raise IncompatibleModels(
+                    "models of different widths have no medoid",
+                    where=f"{model.checkpoint.label}: space {space.id} has {space.size} units, "
+                    f"{size} in {first.checkpoint.label}",
+                    why="the output has the widths of the anchor, which only you can choose",
+                    fix="use --anchor first, last, or a number",
+                )
+    return medoid(parents.models, recipe, runtime)
+
+
 def shapes_of(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     """Shape of every tensor, in the order of the file."""
     return {name: info.shape for name, info in checkpoint.infos.items()}
 
 
+# In place of a position until the models are open.
+MEDOID = -1
+
+
 def anchor_index(anchor: str, count: int) -> int:
-    """`last`, `first` or a position from 0.
+    """`last`, `first` or a position from 0; `MEDOID` for `medoid`, which takes a look inside.
 
     Raises:
         UsageError: Anything else.
     """
     named = {"first": 0, "last": count - 1}
+    if anchor == "medoid":
+        return MEDOID
     index = named.get(anchor, int(anchor) if anchor.isdecimal() else -1)
     if not 0 <= index < count:
         raise UsageError(
             "no such anchor",
             where=f"--anchor {anchor}",
             why=f"there are {count} checkpoints",
-            fix=f"use first, last, or a number from 0 to {count - 1}",
+            fix=f"use first, last, medoid, or a number from 0 to {count - 1}",
         )
     return index
 

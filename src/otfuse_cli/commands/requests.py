@@ -48,6 +48,7 @@ _PAPER: Mapping[str, Any] = {
     "residual": "average",
     "beta": 0.5,
     "scale": "paper",
+    "passes": 1,
     "repair": "none",
 }
 
@@ -72,6 +73,7 @@ class FusionOptions:
     residual: str | None = None
     beta: float | None = None
     scale: str | None = None
+    passes: int | None = None
     repair: str | None = None
     seed: int = 0
 
