@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import permutations, product
+from itertools import pairwise, permutations, product
 from pathlib import Path
 
 import numpy as np
@@ -268,7 +268,7 @@ def test_frank_wolfe_climbs_and_ends_in_permutations():
     path: list[float] = []
     rounded = relax(work, movable(work, Recipe()), start, watch=path.append)
     assert len(path) > 2
-    assert all(after > before for before, after in zip(path, path[1:], strict=False))
+    assert all(after > before for before, after in pairwise(path))
     assert all(m.hard for m in rounded.maps.values())
 
 

@@ -61,7 +61,9 @@ def test_two_models_have_one_pass():
 
 
 def test_passes_between_widths():
-    fused, report = otfuse_cli.merge(mlp(1, (9, 16, 11, 5)), mlp(2, (9, 10, 13, 5)), mlp(3), passes=3)
+    fused, report = otfuse_cli.merge(
+        mlp(1, (9, 16, 11, 5)), mlp(2, (9, 10, 13, 5)), mlp(3), passes=3
+    )
     assert {n: t.shape for n, t in fused.items()} == {n: t.shape for n, t in mlp(3).items()}
     assert any(c.name == "pass 2" for c in report.candidates)
 

@@ -149,4 +149,9 @@ class _Mover:
 
 
 def _apply(map: Map, tensor: torch.Tensor, dim: int, consume: bool) -> torch.Tensor:
-    return map.consume(tensor, dim) if consume else map.produce(tensor, dim)
+    blank = None
+    if map.kept is not None:  # filled in once every axis has the anchor's size
+        shape = list(tensor.shape)
+        shape[dim] = map.sizes[1]
+        blank = tensor.new_zeros(shape)
+    return map.consume(tensor, dim, blank) if consume else map.produce(tensor, dim, blank)

@@ -27,6 +27,7 @@ from ..fuse.repair import Repair, plan_repair
 from ..report import FileRecord, Report
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
 from ..stored import report_beside
+from .function import check_function
 from .parents import (
     MEDOID,
     Parents,
@@ -121,7 +122,13 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
                 chosen = find_medoid(any_anchor, recipe, runtime)
             plan = replace(plan, anchor_index=chosen)
         with watch("graph"):
-            parents = assemble(checkpoints, plan.anchor_index, plan.options.arch, runtime.device)
+            parents = assemble(
+                checkpoints,
+                plan.anchor_index,
+                plan.options.arch,
+                runtime.device,
+                free_outputs=plan.options.free_outputs,
+            )
         weights = plan.weights
         sources = [m for m in parents.sources if weights[m.index] > 0]
         # A source of weight 0 is not read beyond its header; the anchor is what others align to.
@@ -136,6 +143,8 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
             Aligned(source, found.alignment, weights[source.index])
             for source, found in zip(sources, matches, strict=True)
         ]
+        with watch("check"):
+            checks, remarks = check_function(parents, aligned)
         repair = None
         if recipe.repair == "auto" and not _endpoint(aligned):
             repair = plan_repair(parents.anchor.graph)
@@ -156,7 +165,9 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
             warnings=(
                 *_warnings(parents, recipe, aligned, repair),
                 *(w for m in matches for w in m.warnings),
+                *remarks,
             ),
+            checks=checks,
         )
     report = replace(report, timings=dict(watch.seconds), peak_rss_bytes=peak_rss_bytes())
     if plan.report is not None:

@@ -13,19 +13,20 @@ from ..checkpoint.open import Checkpoint, open_checkpoint
 from ..errors import IncompatibleModels, UsageError
 from ..graph.axes import axis_units
 from ..graph.model import LayerGraph
-from ..graph.recognise import layer_graph
 from ..graph.sizes import resize
-from ..report import GraphRecord, Pinned
+from ..network.architecture import Architecture, architecture
+from ..report import AxisRecord, GraphRecord, Pinned, TensorRecord
 from ..runtime import Runtime
 from .requests import Source
 
 
 @dataclass(frozen=True)
 class Parents:
-    """Models in the order in which they were named, and which of them is the anchor."""
+    """Models in the order in which they were named, which one is the anchor, what is known."""
 
     models: tuple[Model, ...]
     anchor_index: int
+    known: Architecture
 
     @property
     def anchor(self) -> Model:
@@ -55,7 +56,12 @@ def _is_path(source: Source) -> bool:
 
 
 def assemble(
-    checkpoints: Sequence[Checkpoint], anchor_index: int, arch: str, device: str
+    checkpoints: Sequence[Checkpoint],
+    anchor_index: int,
+    arch: str,
+    device: str,
+    *,
+    free_outputs: bool = False,
 ) -> Parents:
     """Find the anchor's layer graph and fit it to the others.
 
@@ -63,14 +69,21 @@ def assemble(
         IncompatibleModels: No graph, or models that differ in more than widths.
     """
     anchor = checkpoints[anchor_index]
-    graph = layer_graph(arch, shapes_of(anchor), aliases=anchor.aliases, label=anchor.label)
+    known = architecture(
+        arch,
+        shapes_of(anchor),
+        aliases=anchor.aliases,
+        label=anchor.label,
+        free_outputs=free_outputs,
+    )
+    graph = known.graph
     models = []
     for index, checkpoint in enumerate(checkpoints):
         own = graph
         if index != anchor_index:
             own = resize(graph, shapes_of(checkpoint), label=checkpoint.label, anchor=anchor.label)
         models.append(Model(index, checkpoint, own, device))
-    return Parents(tuple(models), anchor_index)
+    return Parents(tuple(models), anchor_index, known)
 
 
 def find_medoid(parents: Parents, recipe: Recipe, runtime: Runtime) -> int:
@@ -136,4 +149,26 @@ def graph_record(graph: LayerGraph) -> GraphRecord:
         graph.source,
         {s.id: s.size for s in graph.free()},
         tuple(Pinned(axis, reason) for axis, reason in pinned),
+    )
+
+
+def tensor_records(checkpoint: Checkpoint, graph: LayerGraph | None) -> tuple[TensorRecord, ...]:
+    """Every tensor of a checkpoint, with the meaning of its axes where a graph tells it."""
+    return tuple(
+        TensorRecord(
+            name,
+            info.shape,
+            str(info.dtype).removeprefix("torch."),
+            None
+            if graph is None
+            else tuple(
+                AxisRecord(
+                    str(axis.expr),
+                    tuple(dict.fromkeys(axis_units(axis.expr))),
+                    tuple(sorted(axis.roles)),
+                )
+                for axis in graph.tensors[name].axes
+            ),
+        )
+        for name, info in checkpoint.infos.items()
     )

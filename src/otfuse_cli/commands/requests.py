@@ -26,6 +26,7 @@ Source = str | Path | StateDict
 
 __all__ = [
     "CHOICES",
+    "CheckRequest",
     "DemoRequest",
     "FusionOptions",
     "InspectRequest",
@@ -57,6 +58,7 @@ class FusionOptions:
     """Options that `merge`, `prune-fuse` and `inspect --ot-costs` share. None: not given."""
 
     arch: str = "auto"
+    free_outputs: bool = False
     key: str | None = None
     device: str = "auto"
     paper: bool = False
@@ -124,10 +126,25 @@ class InspectRequest(FusionOptions):
     """Look at one checkpoint, or compare several with the last one as anchor."""
 
     checkpoints: tuple[Source, ...]
+    matcher: str | None = "sweep"  # a pre-flight is quick
     anchor: str = "last"
     ot_costs: bool = False
     graph: bool = False
+    write_spec: Path | None = None
     max_cost: float | None = None
+    overwrite: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckRequest:
+    """Prove a layer graph on the module of `arch`: the traced one, or the one that `spec` says."""
+
+    checkpoint: Source
+    arch: str
+    spec: str | None = None
+    free_outputs: bool = False
+    key: str | None = None
+    seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

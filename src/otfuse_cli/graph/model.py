@@ -93,6 +93,8 @@ class Op:
         reads: Axis expressions of the values that it reads (the axis that carries units).
         writes: Axis expression of the value that it writes.
         detail: For `act`, the function (`relu`); for `norm`, its kind (`batch`, `layer`, `rms`).
+        inputs: For every read, numbers of the operations whose results it is put together from;
+            none for a network input. Empty where the data flow isn't known.
     """
 
     kind: OpKind
@@ -101,6 +103,7 @@ class Op:
     reads: tuple[Axis, ...] = ()
     writes: Axis | None = None
     detail: str = ""
+    inputs: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,8 @@ class LayerGraph:
         spaces: By id, in processing order.
         ops: In execution order.
         taps: For activation matching; empty when no module was traced.
+        outputs: (output, axis, expression) where a returned tensor shows free units; empty when
+            the outputs are pinned.
         source: Where the graph comes from: `family resnet`, `spec net.yaml`, `traced f.py:net`.
         warnings: What the reader of a report must know.
     """
@@ -129,6 +134,7 @@ class LayerGraph:
     spaces: Mapping[str, Space]
     ops: tuple[Op, ...] = ()
     taps: tuple[Tap, ...] = ()
+    outputs: tuple[tuple[int, int, Axis], ...] = ()
     source: str = ""
     warnings: tuple[str, ...] = ()
 

@@ -1,0 +1,40 @@
+# Every target makes what it needs in $(VENV); a fresh clone needs Python 3.11 or newer and make.
+
+VENV ?= .venv
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+BIN = $(VENV)/bin
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test slow check venv clean
+
+demo: $(VENV)/.installed  ## install, then fuse the bundled pair
+	$(BIN)/otfuse demo
+
+test: $(VENV)/.installed-dev  ## the unit suite
+	$(BIN)/python -m pytest -n auto -m "not slow and not cuda"
+
+slow: $(VENV)/.installed-dev  ## accuracy floors on real pairs (OTFUSE_SHARED); none is no failure
+	$(BIN)/python -m pytest -m "slow and not cuda" || [ $$? -eq 5 ]
+
+check: $(VENV)/.installed-dev  ## lint, format, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+venv: $(VENV)/.installed-dev  ## everything for development
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "otfuse needs Python 3.11 or newer" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) --editable ".[dev]"
+	@touch $@ $(VENV)/.installed

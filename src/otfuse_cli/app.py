@@ -1,0 +1,280 @@
+"""Typer wiring only: options -> frozen request -> verb -> renderer. Imports no torch.
+
+A command is a function of its request; `_command` gives it the request's fields as options, and
+turns whatever it raises into an outcome with an exit code.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from . import render
+from .commands.requests import (
+    CheckRequest,
+    DemoRequest,
+    InspectRequest,
+    MergeRequest,
+    PruneFuseRequest,
+)
+from .errors import ExitCode, GateFailed, OtfuseError, OutputRefused, UsageError
+from .help import Command, Group
+from .options import RunOptions, build, signature, split
+from .render import Outcome, View
+from .report import Report
+from .runtime import Progress
+
+Request = TypeVar("Request")
+Verb = Callable[[Request, Progress], Report]
+
+app = typer.Typer(
+    name="otfuse",
+    help="Fuse trained checkpoints into one, by aligning their neurons with optimal transport.",
+    epilog="otfuse demo\notfuse merge a.pt b.pt -o fused.pt",
+    cls=Group,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
+)
+
+
+class Bug(OtfuseError):
+    """Whatever nobody foresaw."""
+
+
+class Interrupted(OtfuseError):
+    """Ctrl-C."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command = typer.main.get_command(app)
+    try:
+        status = command.main(arguments or ["--help"], prog_name="otfuse", standalone_mode=False)
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last line of defence
+        json, debug = "--json" in arguments, "--debug" in arguments
+        return _finish(Outcome(_name(error), error=_foreseen(error)), View(json=json, debug=debug))
+    return int(status or 0) if arguments else ExitCode.USAGE
+
+
+def _command(
+    name: str,
+    request_type: Callable[..., Request],
+    *examples: str,
+    required: Sequence[str] = (),
+    optional: Sequence[str] = (),
+    omit: Sequence[str] = (),
+) -> Callable[[Verb[Request]], Verb[Request]]:
+    """Register a function of a request as a command that takes the request's fields as options."""
+    assert isinstance(request_type, type)
+    parameters = signature(request_type, required=required, optional=optional, omit=omit)
+
+    def register(verb: Verb[Request]) -> Verb[Request]:
+        def run(**values: Any) -> int:
+            keywords, options = split(request_type, values)
+            return _run(name, verb, lambda: build(request_type, keywords), _view(options, keywords))
+
+        run.__doc__ = verb.__doc__
+        run.__signature__ = parameters  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters.parameters.values()}
+        app.command(name, cls=Command, epilog="\n".join(examples))(run)
+        return verb
+
+    return register
+
+
+@_command(
+    "merge",
+    MergeRequest,
+    "otfuse merge a.pt b.pt -o fused.pt --align wts",
+    "otfuse merge a.safetensors b.safetensors -o fused.safetensors --weights 0.7,0.3",
+    required=("output",),
+)
+def merge(request: MergeRequest, progress: Progress) -> Report:
+    """Fuse checkpoints into one.
+
+    Units of every checkpoint are matched to those of the anchor by optimal transport, layer by
+    layer, and only then averaged.
+    """
+    from .commands.merge import merge as verb
+
+    return verb(request, progress=progress)
+
+
+@_command(
+    "inspect",
+    InspectRequest,
+    "otfuse inspect a.pt",
+    "otfuse inspect a.pt b.pt --ot-costs",
+    "otfuse merge a.pt b.pt -o fused.pt --json | otfuse inspect --ot-costs",
+    optional=("checkpoints",),
+    omit=("repair",),
+)
+def inspect(request: InspectRequest, progress: Progress) -> Report:
+    """Look before fusing: tensors, layer graph, compatibility, OT costs.
+
+    Without a CKPT, shows the costs in a report or a --json envelope that comes from a pipe. With
+    one CKPT and --ot-costs, shows the costs of the report beside it.
+    """
+    if not request.checkpoints:
+        from .stored import gate, read_pipe
+
+        return gate(read_pipe(sys.stdin), request.max_cost)
+    only = request.checkpoints[0] if len(request.checkpoints) == 1 else None
+    if isinstance(only, Path) and (request.ot_costs or request.max_cost is not None):
+        from .stored import gate, read_beside
+
+        return gate(read_beside(only), request.max_cost)
+    from .commands.inspect import inspect as verb
+
+    return verb(request, progress=progress)
+
+
+@_command(
+    "prune-fuse",
+    PruneFuseRequest,
+    "otfuse prune-fuse dense.pt pruned.pt",
+    "otfuse prune-fuse dense.pt pruned.pt -o better.pt --dense-weight 0.3",
+)
+def prune_fuse(request: PruneFuseRequest, progress: Progress) -> Report:
+    """Fuse a dense checkpoint into its pruned version, which keeps its widths.
+
+    Without -o, the result goes beside PRUNED: pruned.pt becomes pruned.fused.pt.
+    """
+    from .commands.prune_fuse import prune_fuse as verb
+
+    return verb(request, progress=progress)
+
+
+@_command(
+    "check",
+    CheckRequest,
+    "otfuse check a.pt --arch net.py:make_net",
+    "otfuse check a.pt --arch net.py:make_net --spec net.yaml",
+)
+def check(request: CheckRequest, progress: Progress) -> Report:
+    """Prove a layer graph on the network itself.
+
+    All units are permuted at random: the outputs must stay. Each axis is left out once: the
+    outputs must move. --arch names the network (and runs its code). Exits with 7 if the graph is
+    wrong.
+    """
+    from .commands.check import check as verb
+
+    return verb(request, progress=progress)
+
+
+@_command(
+    "demo",
+    DemoRequest,
+    "otfuse demo",
+    "otfuse demo --paper -o fused.safetensors",
+    omit=("arch", "free_outputs", "key"),
+)
+def demo(request: DemoRequest, progress: Progress) -> Report:
+    """Fuse a bundled pair of digit classifiers, and measure parents, plain average and fused net.
+
+    Writes nothing without -o.
+    """
+    from .commands.demo import demo as verb
+
+    return verb(request, progress=progress)
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, help="Print the version.", callback=lambda on: _version(on)
+        ),
+    ] = False,
+) -> None:
+    """Options of the program itself."""
+
+
+def _version(on: bool) -> None:
+    if on:
+        render.show_version()
+        raise typer.Exit
+
+
+def _run(name: str, verb: Verb[Request], request: Callable[[], Request], view: View) -> int:
+    try:
+        with render.progress(view) as progress:
+            outcome = Outcome(name, report=verb(request(), progress))
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - becomes exit code 1
+        outcome = Outcome(name, report=_report_of(error), error=_foreseen(error))
+    return _finish(outcome, view)
+
+
+def _finish(outcome: Outcome, view: View) -> int:
+    """Show an outcome; what goes wrong in showing it is an outcome too."""
+    try:
+        render.show(outcome, view)
+    except OSError as error:
+        refused = OutputRefused("can't write to standard output", why=error.strerror or str(error))
+        refused.__cause__ = error
+        outcome = Outcome(outcome.command, error=refused)
+        render.show(outcome, replace(view, json=False))
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - becomes exit code 1
+        outcome = Outcome(outcome.command, error=_foreseen(error))
+        render.show(outcome, view)
+    return outcome.exit_code
+
+
+def _view(options: RunOptions, keywords: dict[str, Any]) -> View:
+    return View(
+        json=options.json,
+        quiet=options.quiet,
+        verbose=options.verbose,
+        debug=options.debug,
+        graph=keywords.get("graph", False),
+        costs="ot_costs" in keywords,
+        report=keywords.get("report"),
+    )
+
+
+def _report_of(error: BaseException) -> Report | None:
+    if isinstance(error, GateFailed) and isinstance(error.report, Report):
+        return error.report
+    return None
+
+
+def _foreseen(error: BaseException) -> OtfuseError:
+    """Any exception as one with an exit code."""
+    if isinstance(error, OtfuseError):
+        return error
+    wrapped: OtfuseError
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        wrapped = Interrupted("interrupted")
+    elif hasattr(error, "format_message"):  # Typer's own, whichever class it has in this version
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "otfuse"
+        wrapped = UsageError(error.format_message(), fix=f"see {path} --help")
+    else:
+        lines = str(error).strip().splitlines()
+        wrapped = Bug(
+            f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__,
+            fix="run with --debug for the traceback",
+        )
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _name(error: BaseException) -> str | None:
+    """The command that a usage error belongs to; None for the program itself."""
+    context = getattr(error, "ctx", None)
+    return context.info_name if context is not None and context.parent is not None else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Settings around a run of the user's module: all of them are put back as they were."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+
+import torch
+from torch import nn
+
+# they log what the error that follows says better
+LOUD = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor", "torch.export")
+
+
+@contextmanager
+def eval_mode(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and the modes that were set before."""
+    training = {m: m.training for m in module.modules()}
+    # An exported program has one mode, and refuses to be asked for another.
+    with suppress(NotImplementedError):
+        module.eval()
+    try:
+        yield
+    finally:
+        for m, mode in training.items():
+            m.training = mode
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No warnings that torch.export gives about itself: nobody here can act on them."""
+    levels = {name: logging.getLogger(name).level for name in LOUD}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".*isinstance\(treespec, LeafSpec\)", FutureWarning)
+        warnings.filterwarnings("ignore", r"The tensor attributes? self\.", UserWarning)
+        for name in LOUD:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            for name, level in levels.items():
+                logging.getLogger(name).setLevel(level)
+
+
+@contextmanager
+def own_output() -> Iterator[None]:
+    """What the module prints goes to stderr; the partial graph of a failed export nowhere."""
+    said, partial = io.StringIO(), ""
+    try:
+        with redirect_stdout(said), redirect_stderr(said):
+            yield
+    except Exception as error:
+        partial = str(getattr(error, "partial_fx_graph", ""))
+        raise
+    finally:
+        text = said.getvalue()
+        sys.stderr.write(text.replace(partial, "").rstrip("\n") if partial else text)
+
+
+@contextmanager
+def no_fast_path() -> Iterator[None]:
+    """The fused encoder layer hides its parts from the rules."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

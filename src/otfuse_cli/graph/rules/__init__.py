@@ -1,0 +1,33 @@
+"""What each ATen operator does to the axes of its operands: one small function per family."""
+
+from . import (
+    attention,
+    contraction,
+    convolution,
+    creation,
+    elementwise,
+    indexing,
+    normalisation,
+    pooling,
+    recurrent,
+    reduction,
+    shape,
+)
+from .table import RULES, Entry, rule
+
+__all__ = [
+    "RULES",
+    "Entry",
+    "attention",
+    "contraction",
+    "convolution",
+    "creation",
+    "elementwise",
+    "indexing",
+    "normalisation",
+    "pooling",
+    "recurrent",
+    "reduction",
+    "rule",
+    "shape",
+]

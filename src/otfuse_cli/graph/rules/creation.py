@@ -1,0 +1,29 @@
+"""Tensors made from nothing: equal everywhere (they belong to nobody), or constants (pinned)."""
+
+from __future__ import annotations
+
+from ..call import Call, Labels
+from .table import rule
+
+UNIFORM = (
+    "zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like",
+    "new_zeros", "new_ones", "new_full", "new_empty", "scalar_tensor", "zero", "fill",
+    "new_empty_strided", "empty_strided", "empty_permuted",
+)  # fmt: skip
+CONSTANT = (
+    "arange", "linspace", "logspace", "eye", "rand", "randn", "randint", "randperm", "bernoulli",
+    "rand_like", "randn_like", "normal", "multinomial", "hann_window", "hamming_window",
+    "randint_like", "range",
+)  # fmt: skip
+
+
+@rule(*UNIFORM, creates=True)
+def uniform(call: Call) -> Labels:
+    """Every element is equal."""
+    return [call.fresh(n) for n in call.shape]
+
+
+@rule(*CONSTANT)
+def constant(call: Call) -> Labels:
+    """Elements differ by position, so positions stay."""
+    return [call.pinned(n, "constant") for n in call.shape]

@@ -1,0 +1,80 @@
+"""The help pages: options in their panels, an example at the end.
+
+Typer can set panels with rich, but importing what it needs for that takes longer than everything
+else that `--help` does, so the panels are plain sections here. Prints nothing itself.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from .options import PANELS, RUN
+
+
+class Command(TyperCommand):
+    """A command whose options stand in sections, in the order of `PANELS`."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments, then every panel that has options."""
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
+        sections |= {panel: [] for panel in PANELS}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is None:
+                continue
+            if param.param_type_name == "argument":
+                sections["Arguments"].append((param.metavar or record[0], record[1]))
+            else:
+                panel = getattr(param, "rich_help_panel", None) or RUN  # --help has none
+                sections[panel].append(record)
+        _write_sections(formatter, sections)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples."""
+        _write_examples(formatter, self.epilog)
+
+
+class Group(TyperGroup):
+    """The program itself: its commands before its options."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write commands with the whole first sentence of their help, then options."""
+        commands = [
+            (name, (command.help or "").partition("\n\n")[0].replace("\n", " "))
+            for name, command in self.commands.items()
+        ]
+        options = [param.get_help_record(ctx) for param in self.get_params(ctx)]
+        shown = [record for record in options if record]
+        _write_sections(formatter, {"Commands": commands, "Options": shown})
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples."""
+        _write_examples(formatter, self.epilog)
+
+
+def _write_sections(formatter: Any, sections: dict[str, list[tuple[str, str]]]) -> None:
+    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    for name, rows in sections.items():
+        if rows:
+            with formatter.section(_bold(name)):
+                if coloured:
+                    rows = [(typer.style(first, fg="cyan"), second) for first, second in rows]
+                formatter.write_dl(rows)
+
+
+def _write_examples(formatter: Any, examples: str | None) -> None:
+    """One line each, never wrapped: they are there to be copied."""
+    if examples:
+        lines = examples.split("\n")
+        with formatter.section(_bold("Examples" if len(lines) > 1 else "Example")):
+            for line in lines:
+                formatter.write(f"  {line}\n")
+
+
+def _bold(text: str) -> str:
+    return typer.style(text, bold=True) if sys.stdout.isatty() else text

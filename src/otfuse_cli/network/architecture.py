@@ -1,0 +1,215 @@
+"""`--arch`, resolved: a layer graph, and the network itself where the user gave one to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ..errors import IncompatibleModels, UsageError
+from ..graph.covers import Shapes
+from ..graph.model import LayerGraph
+from ..graph.recognise import layer_graph
+from ..graph.trace import graph_from_program, trace
+from .factory import Network, build, names_a_module
+from .program import load_program
+
+Aliases = Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What is known of a network.
+
+    Attributes:
+        graph: In the checkpoint's names.
+        network: What to run it with; None when only names and shapes are known.
+        names: The checkpoint's name for each tensor of the module that the checkpoint holds.
+    """
+
+    graph: LayerGraph
+    network: Network | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+
+
+def real_network(known: Architecture) -> Network | None:
+    """The network with tensors that hold values: built again where it was traced without."""
+    network = known.network
+    if network is None or not any(t.is_meta for t in network.module.state_dict().values()):
+        return network
+    return build(network.source, device="cpu")
+
+
+def module_state(
+    network: Network, names: Mapping[str, str], read: Callable[[str], torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Tensors of a checkpoint under the module's names; what it lacks is the module's own.
+
+    Tied tensors come under each of their names.
+    """
+    state = network.module.state_dict(keep_vars=True)
+    stored: dict[int, str] = {id(t): names[n] for n, t in state.items() if n in names}
+    return {
+        name: read(stored[id(tensor)]) if id(tensor) in stored else tensor.detach()
+        for name, tensor in state.items()
+    }
+
+
+def architecture(
+    arch: str,
+    shapes: Shapes,
+    *,
+    aliases: Aliases | None = None,
+    label: str = "the checkpoint",
+    free_outputs: bool = False,
+) -> Architecture:
+    """The layer graph that `--arch` says, and the network to run, if it says that too.
+
+    Args:
+        arch: `auto`, a family, `mlp`, `spec.yaml`, a factory (`pkg.mod:f`, `file.py:f`,
+            `torchvision:NAME`, `timm:NAME`, `hf:DIR`), or a saved program (`graph.pt2`).
+        shapes: Of every tensor of the checkpoint, in the order of the file.
+        aliases: Other names of tied tensors.
+        label: What messages call the checkpoint.
+        free_outputs: Leave the units of a traced network's outputs free.
+
+    Raises:
+        OtfuseError: See `graph.recognise`, `graph.trace`, `network.factory`, `network.program`.
+    """
+    if arch.endswith(".pt2"):
+        return _from_program(arch, shapes, aliases or {}, label, free_outputs)
+    if names_a_module(arch):
+        return _from_factory(arch, shapes, aliases or {}, label, free_outputs)
+    if free_outputs:
+        raise UsageError(
+            "--free-outputs needs a network to trace",
+            where=f"--arch {arch}",
+            fix="give a factory or a .pt2, or leave the output out of the spec",
+        )
+    return Architecture(layer_graph(arch, shapes, aliases=aliases, label=label))
+
+
+def _from_factory(
+    arch: str, shapes: Shapes, aliases: Aliases, label: str, free_outputs: bool
+) -> Architecture:
+    network, graph = _traced(arch, shapes, aliases, label, free_outputs)
+    names = _names(network.module, shapes, aliases, label, arch)
+    return Architecture(_held(graph, shapes, label), network, _stored(names, shapes))
+
+
+def _traced(
+    arch: str, shapes: Shapes, aliases: Aliases, label: str, free_outputs: bool
+) -> tuple[Network, LayerGraph]:
+    """Trace on the meta device, where a model of any size has no weights; else on the CPU."""
+    for device in ("meta", "cpu"):
+        try:
+            network = build(arch, device=device)
+            names = _names(network.module, shapes, aliases, label, arch)
+            graph = trace(
+                network.module,
+                network.args,
+                network.kwargs,
+                source=f"traced {arch}",
+                free_outputs=free_outputs,
+                name_map=names,
+            )
+        except IncompatibleModels:
+            if device == "cpu":
+                raise
+        else:
+            return network, graph
+    raise AssertionError
+
+
+def _from_program(
+    arch: str, shapes: Shapes, aliases: Aliases, label: str, free_outputs: bool
+) -> Architecture:
+    program = load_program(Path(arch))
+    module = program.module(check_guards=False)
+    args, kwargs = program.example_inputs or ((), {})
+    names = _names(module, shapes, aliases, label, arch)
+    graph = graph_from_program(
+        program, source=f"program {arch}", free_outputs=free_outputs, name_map=names
+    )
+    network = Network(arch, module, args, kwargs)
+    return Architecture(_held(graph, shapes, label), network, _stored(names, shapes))
+
+
+def _stored(names: Mapping[str, str], shapes: Shapes) -> dict[str, str]:
+    return {name: ours for name, ours in names.items() if ours in shapes}
+
+
+def _names(
+    module: nn.Module, shapes: Shapes, aliases: Aliases, label: str, arch: str
+) -> dict[str, str]:
+    """The checkpoint's name for each of the module's tensors; for tied ones, the stored name.
+
+    Raises:
+        IncompatibleModels: A tensor of the checkpoint that the module lacks, or the reverse.
+    """
+    state = module.state_dict(keep_vars=True)
+    known = {*shapes, *(other for names in aliases.values() for other in names)}
+    prefix = _prefix(set(state), known)
+    found = {name: name.removeprefix(prefix[0]) for name in state}
+    found = {name: prefix[1] + ours for name, ours in found.items()}
+    tied: dict[int, list[str]] = {}
+    for name, tensor in state.items():
+        tied.setdefault(id(tensor), []).append(name)
+    for group in tied.values():
+        stored = next((found[n] for n in group if found[n] in shapes), None)
+        if stored is not None:
+            found[group[0]] = stored
+    covered = {found[group[0]] for group in tied.values()}
+    missing = sorted(covered - shapes.keys())
+    # A counter or a constant buffer that the checkpoint doesn't hold has no units to move.
+    missing = [n for n in missing if any(found[p] == n for p, _ in module.named_parameters())]
+    extra = sorted(shapes.keys() - covered)
+    if missing or extra:
+        sides = []
+        if extra:
+            sides.append(f"{_few(extra)} in {label} but not in the module")
+        if missing:
+            sides.append(f"{_few(missing)} in the module but not in {label}")
+        raise IncompatibleModels(
+            "the module and the checkpoint hold different tensors",
+            where=f"--arch {arch} and {label}",
+            why="; ".join(sides),
+            fix="build the module that the checkpoint was saved from",
+        )
+    return {name: ours for name, ours in found.items() if ours in shapes or name != ours}
+
+
+def _prefix(module: set[str], checkpoint: set[str]) -> tuple[str, str]:
+    """(prefix of the module's names, prefix of the checkpoint's): one holds the other's inside."""
+    best = ("", "")
+    overlap = len(module & checkpoint)
+    for names, other, mine in ((module, checkpoint, True), (checkpoint, module, False)):
+        for prefix in {n[: at + 1] for n in names for at, c in enumerate(n) if c == "."}:
+            inside = {n.removeprefix(prefix) for n in names if n.startswith(prefix)}
+            if len(inside & other) > overlap:
+                overlap = len(inside & other)
+                best = (prefix, "") if mine else ("", prefix)
+    return best
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _held(graph: LayerGraph, shapes: Shapes, label: str) -> LayerGraph:
+    """The graph of what the checkpoint holds, in its order.
+
+    Raises:
+        IncompatibleModels: A tensor of the checkpoint that the traced network does not use.
+    """
+    lost = [n for n in shapes if n not in graph.tensors]
+    if lost:
+        raise IncompatibleModels(
+            "the traced network does not use a tensor",
+            where=f"{_few(lost)} of {label}",
+            fix="trace the module that the checkpoint was saved from",
+        )
+    return replace(graph, tensors={name: graph.tensors[name] for name in shapes})

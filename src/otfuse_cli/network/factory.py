@@ -1,0 +1,218 @@
+"""The user's module: found by name, built, with inputs to trace it on. This executes user code.
+
+`pkg.mod:factory` and `file.py:factory` call a function without arguments (or a module class);
+`torchvision:NAME`, `timm:NAME` and `hf:DIR` build a known one. A factory returns a module, or a
+module and example inputs (a tensor, a tuple of arguments, or a dict of keywords).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import IncompatibleModels, UnreadableInput, UsageError
+
+Factory = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Network:
+    """A module and what to call it with. `factory` builds it again, on any device."""
+
+    source: str
+    module: nn.Module
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def names_a_module(arch: str) -> bool:
+    """Whether `--arch` names something to build rather than a family or a spec."""
+    return ":" in arch
+
+
+def build(arch: str, *, device: str) -> Network:
+    """Build the module that `arch` names, in eval mode, on `device` (`meta` holds no weights).
+
+    Raises:
+        UnreadableInput: No such file, folder or module.
+        UsageError: The file has no such factory, or an optional package is missing.
+        IncompatibleModels: The factory failed, or returned no module.
+    """
+    factory = _find(arch)
+    where = f"--arch {arch}"
+    try:
+        with torch.device(device):
+            made = factory()
+    except (UsageError, UnreadableInput):
+        raise
+    except Exception as error:
+        raise IncompatibleModels(
+            "the factory failed",
+            where=where,
+            why=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
+            fix="it must work without arguments and return a torch.nn.Module",
+        ) from error
+    module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(module, nn.Module):
+        raise IncompatibleModels(
+            "the factory returned no module",
+            where=where,
+            why=f"it returned a {type(module).__name__}",
+            fix="return a torch.nn.Module, or a module and example inputs",
+        )
+    module.eval()
+    args, kwargs = _inputs(module, inputs, where, device)
+    return Network(arch, module, args, kwargs)
+
+
+def _find(arch: str) -> Factory:
+    place, _, name = arch.partition(":")
+    if not name:
+        raise UsageError(
+            "no factory named",
+            where=f"--arch {arch}",
+            fix="write pkg.mod:factory or file.py:factory",
+        )
+    if place == "torchvision":
+        return lambda: _package("torchvision.models", "torchvision").get_model(name, weights=None)
+    if place == "timm":
+        return lambda: _package("timm", "timm").create_model(name, pretrained=False)
+    if place == "hf":
+        return lambda: _hugging_face(Path(name))
+    holder = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+    found = holder
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise UsageError(
+                "no such factory",
+                where=f"--arch {arch}",
+                why=f"{place} defines no {name}",
+                fix="name a function or a module class that takes no arguments",
+            )
+        found = getattr(found, part)
+    return found if callable(found) and not isinstance(found, nn.Module) else lambda: found
+
+
+def _package(module: str, name: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UsageError(
+            f"{name} is not installed",
+            where=f"--arch {name}:...",
+            why=str(error),
+            fix=f"pip install {name}",
+        ) from error
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UnreadableInput("no such file", where=f"--arch {path}:...", fix="check the path")
+    name = f"otfuse_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickling look their module up
+    sys.path.insert(0, str(path.parent.resolve()))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise _not_importable(str(path), error) from error
+    finally:
+        sys.path.pop(0)
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise _not_importable(name, error) from error
+    finally:
+        sys.path.pop(0)
+
+
+def _not_importable(name: str, error: Exception) -> UnreadableInput:
+    return UnreadableInput(
+        "the file with the factory can't be imported",
+        where=f"--arch {name}:...",
+        why=f"{type(error).__name__}: {error}",
+        fix="run it with python first",
+    )
+
+
+def _hugging_face(folder: Path) -> Any:
+    """The class that a folder's config.json names, without its weights."""
+    transformers = _package("transformers", "transformers")
+    if not (folder / "config.json").is_file():
+        raise UnreadableInput(
+            "not a model folder", where=f"--arch hf:{folder}", why="it has no config.json"
+        )
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    names = getattr(config, "architectures", None) or []
+    kind = getattr(transformers, names[0], None) if names else None
+    return kind(config) if kind is not None else transformers.AutoModel.from_config(config)
+
+
+def _inputs(
+    module: nn.Module, inputs: Any, where: str, device: str
+) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    if inputs is None:
+        return _guess(module, where, device)
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})
+
+
+def _guess(module: nn.Module, where: str, device: str) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """Example inputs from the first layer; the first that the module accepts."""
+    tried = []
+    with torch.device(device), torch.no_grad():
+        for args, kwargs in _candidates(module):
+            try:
+                module(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - whatever the user's forward raises
+                tried.append(str(error).strip().partition("\n")[0])
+                continue
+            return args, kwargs
+    raise IncompatibleModels(
+        "no example inputs",
+        where=where,
+        why=f"guessed ones did not run: {tried[-1]}" if tried else "its first layer is unknown",
+        fix="let the factory return the module and example inputs: return net, (x,)",
+    )
+
+
+def _candidates(module: nn.Module) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
+    if dummy := getattr(module, "dummy_inputs", None):
+        main = getattr(module, "main_input_name", None)
+        yield (), {k: v for k, v in dummy.items() if main in (None, k)}
+    for layer in module.modules():
+        match layer:
+            case nn.Conv1d() | nn.Conv2d() | nn.Conv3d():
+                axes = len(layer.kernel_size)
+                for size in (32, 64, 224, 28, 96, 299) if axes < 3 else (16, 32):
+                    yield (torch.rand(2, layer.in_channels, *(size,) * axes),), {}
+                return
+            case nn.Linear():
+                yield (torch.rand(2, layer.in_features),), {}
+                yield (torch.rand(2, 5, layer.in_features),), {}
+                return
+            case nn.Embedding():
+                yield (torch.zeros(2, 7, dtype=torch.long),), {}
+                yield (), {"input_ids": torch.zeros(2, 7, dtype=torch.long)}
+                return
+            case nn.LSTM() | nn.GRU() | nn.RNN():
+                yield (torch.rand(3, 2, layer.input_size),), {}
+                return

@@ -1,0 +1,129 @@
+"""Fixtures that several test modules share."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from otfuse_cli import app
+from otfuse_cli.report import (
+    Candidate,
+    Checks,
+    FileRecord,
+    GraphRecord,
+    LayerRecord,
+    Pinned,
+    Report,
+    SpaceRecord,
+)
+
+# The suite runs in a worker per core: threads inside them would only wait for one another.
+torch.set_num_threads(1)
+
+ROOT = Path(__file__).parents[1]
+LONG_NAME = "backbone.features.stage3.block11.branch_b.conv2.weight_of_the_longest_name"
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder with real checkpoints and data; tests that need it are skipped without it."""
+    folder = Path(os.environ.get("OTFUSE_SHARED", ROOT.parent / "shared"))
+    if not (folder / "checkpoints").is_dir():
+        pytest.skip(f"no checkpoints in {folder}: set OTFUSE_SHARED")
+    return folder
+
+
+@pytest.fixture
+def demo_pair(tmp_path: Path) -> tuple[Path, Path]:
+    """The bundled pair of digit classifiers, copied to where a test may write."""
+    folder = resources.files("otfuse_cli") / "demo_pair"
+    paths = []
+    for name in ("a.safetensors", "b.safetensors"):
+        paths.append(tmp_path / name)
+        paths[-1].write_bytes((folder / name).read_bytes())
+    return paths[0], paths[1]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a command line left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+Cli = Callable[..., Run]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """Run a command line in this process: `cli("merge", a, b, stdin="...")`."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*arguments: object, stdin: str | None = None) -> Run:
+        with open(os.devnull) as nothing:
+            monkeypatch.setattr(sys, "stdin", nothing if stdin is None else io.StringIO(stdin))
+            capsys.readouterr()
+            code = app.main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Run(int(code), captured.out, captured.err)
+
+    return run
+
+
+def make_report(**changes: Any) -> Report:
+    """A report with something in every field."""
+    values: dict[str, Any] = {
+        "command": "merge",
+        "version": "0.1.0",
+        "inputs": (
+            FileRecord("a.pt", "a" * 64, "zip", 6, 5034, {"float32": 6}),
+            FileRecord("b.pt", "b" * 64, "zip", 6, 5034, {"float32": 6}),
+        ),
+        "output": (FileRecord("out/fused.pt", "c" * 64, "zip", 6, 5034, {"float32": 6}),),
+        "recipe": {"align": "wts", "epsilon": 0.05, "weights": [0.7, 0.3], "anchor": 1},
+        "graph": GraphRecord("family mlp", {"h1": 48}, (Pinned("layers.0.weight:1", "input"),)),
+        "spaces": (
+            SpaceRecord("h1", 0, (48, 48), (LONG_NAME,), 0.25, 0.75, 0.9, "assignment", 1e-17),
+            SpaceRecord(LONG_NAME, 0, (32, 16), ("layers.2.weight",), 0.5, None, None, "emd", 0.0),
+        ),
+        "layers": (LayerRecord("layers.0", 0, 0.25, 0.75), LayerRecord("head", 0, 0.1, 0.2, 0.4)),
+        "candidates": (Candidate("sweep", 0, None, None, 1e6, True),),
+        "checks": Checks(True, 1e-7),
+        "evaluation": {"samples": 450, "accuracy": {"parent a": 97.333, "fused": 94.9}},
+        "warnings": ("mind the gap",),
+        "timings": {"read": 0.1, "match": 1.25},
+        "peak_rss_bytes": 2**28,
+    }
+    return Report(**{**values, **changes})
+
+
+@pytest.fixture
+def verbs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Stand-ins for the verbs: `requests` holds what they were asked, `answer` what they return."""
+    asked: dict[str, Any] = {"requests": [], "answer": make_report()}
+    for name in ("merge", "inspect", "prune_fuse", "check", "demo"):
+
+        def verb(request: object, *, progress: Callable[[str, int, int], None]) -> Report:
+            asked["requests"].append(request)
+            progress("matching", 1, 2)
+            if isinstance(asked["answer"], BaseException):
+                raise asked["answer"]
+            answer: Report = asked["answer"]
+            return answer
+
+        module = ModuleType(f"otfuse_cli.commands.{name}")
+        setattr(module, name, verb)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return asked
