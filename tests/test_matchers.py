@@ -139,7 +139,7 @@ def test_a_recurrent_weight_has_its_space_on_two_axes(spec, matcher):
     assert torch.equal(fused["recur.weight"], noisy["recur.weight"])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     hidden=st.lists(st.tuples(st.integers(1, 7), st.integers(1, 7)), min_size=1, max_size=3),
     seed=st.integers(0, 10_000),

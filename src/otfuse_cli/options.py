@@ -244,7 +244,8 @@ OPTIONS: Mapping[str, Any] = {
         _choice(
             "scale",
             panel=FUSION,
-            text="Different widths: keep the function, or the paper's scaling by M/N.",
+            text="Different widths: keep the function, also bring both models' rows to one length, "
+            "or the paper's scaling by M/N.",
         ),
     ],
     "repair": Annotated[
