@@ -10,11 +10,13 @@ from nets import TWO_BRANCHES_SPEC, Mlp, ResNet, TwoBranches, Vgg, zoo
 from otfuse_cli.errors import IncompatibleModels, UnreadableInput
 from otfuse_cli.graph.axes import Cat, Fixed, Prod, Unit, axis_size, axis_units
 from otfuse_cli.graph.bind import bind
+from otfuse_cli.graph.expressions import parse_expression
 from otfuse_cli.graph.model import LayerGraph, OpKind, Role
 from otfuse_cli.graph.order import base_order, execution_order, natural_key
+from otfuse_cli.graph.patterns import Pattern
 from otfuse_cli.graph.recognise import families, layer_graph
 from otfuse_cli.graph.sizes import resize
-from otfuse_cli.graph.spec import Pattern, parse_expression, parse_specs
+from otfuse_cli.graph.spec import parse_specs
 
 
 def shapes_of(net) -> dict[str, tuple[int, ...]]:
