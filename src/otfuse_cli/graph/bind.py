@@ -13,9 +13,9 @@ from dataclasses import replace
 from .axes import axis_units
 from .chain import chain_lines
 from .covers import Cover, Shapes, agree, cover_tensors, identify, with_ties
-from .given import Config, given_sizes, hold, how_to_give
+from .given import Config, architectures, check_sizes, given_sizes, hold, how_to_give
 from .model import GraphTensor, LayerGraph, Op, OpKind, Role, Space, TensorAxis
-from .operations import operations, ordered_nodes
+from .operations import Node, operations, ordered_nodes
 from .order import base_order
 from .patterns import any_exists
 from .sizes import is_pinned, name_pinned, solve_sizes
@@ -39,7 +39,7 @@ def bind(
         spec: What to fit.
         shapes: Every tensor's shape, in the order of the file.
         aliases: Other names of tied tensors.
-        config: What the model's config.json says, for sizes that shapes don't tell.
+        config: What the model's config.json says, for what names and shapes don't tell.
         where: What messages call the spec or family.
 
     Raises:
@@ -51,19 +51,22 @@ def bind(
     names = base_order(list(shapes))
     ties = with_ties(spec.tied, shapes, aliases)
     covers, families = cover_tensors(lines, names, shapes, ties, where)
-    present = [*names, *(alias for names in aliases.values() for alias in names)]
-    identify([s for s in spec.same if not s.if_sizes_agree], covers, present)
+    told = [*names, *architectures(config)]
+    present = [*told, *(alias for names in aliases.values() for alias in names)]
+    identify([s for s in spec.same if not s.if_sizes_agree], covers, told)
     known, unknown = given_sizes(spec, _spaces(covers), config)
+    nodes = ordered_nodes(covers)
     held = hold(covers, unknown)
     sizes = solve_sizes(covers, shapes, known, where)
     if by_size := [s for s in spec.same if s.if_sizes_agree]:
-        identify(by_size, covers, present, sizes=sizes)
+        identify(by_size, covers, told, sizes=sizes)
         sizes = solve_sizes(covers, shapes, known, where)
+    check_sizes(spec, sizes, config, where)
     agree(covers)
     name_pinned(covers, shapes, sizes)
     warnings = (how_to_give(spec, held, unknown),) if held else ()
     reasons = {**_pinned(spec, covers, present), **held}
-    graph = _assemble(spec, shapes, covers, sizes, families, aliases, reasons, where)
+    graph = _assemble(spec, shapes, covers, nodes, sizes, families, aliases, reasons, where)
     return replace(graph, warnings=(*warnings, *graph.warnings))
 
 
@@ -92,13 +95,13 @@ def _assemble(
     spec: Spec,
     shapes: Shapes,
     covers: Mapping[str, Cover],
+    nodes: Sequence[Node],
     sizes: Mapping[str, int],
     families: Mapping[str, str],
     aliases: Mapping[str, tuple[str, ...]],
     reasons: Mapping[str, str],
     where: str,
 ) -> LayerGraph:
-    nodes = ordered_nodes(covers)
     ops = tuple(operations(spec, nodes))
     tensors = {
         name: GraphTensor(
@@ -126,7 +129,7 @@ def _assemble(
     for id in sorted(_spaces(covers), key=lambda u: order.get(u, len(nodes))):
         pinned = PINNED[id.partition(":")[0]] if is_pinned(id) else reasons.get(id)
         if pinned is None:
-            pinned = _unproven(id, covers)
+            pinned = _unproven(id, covers, families)
             if pinned is not None:
                 warnings.append(f"space {id} stays in place: {pinned}")
         exact = frozenset({"perm"} if id in rigid else {"perm", "scale"})
@@ -148,10 +151,13 @@ def _rigid(ops: Sequence[Op]) -> set[str]:
     }
 
 
-def _unproven(space: str, covers: Mapping[str, Cover]) -> str | None:
-    """Why a space can't be free: nothing makes it, or nothing reads it."""
+def _unproven(space: str, covers: Mapping[str, Cover], families: Mapping[str, str]) -> str | None:
+    """Why a space can't be free: nothing makes it, or nothing reads it.
+
+    The inside of heads, `q@h`, may have no reader: queries meet keys, not a layer.
+    """
     mine = [c for c in covers.values() if space in c.units()]
-    if not any(space in c.units(Role.CONSUME) for c in mine):
+    if space not in families and not any(space in c.units(Role.CONSUME) for c in mine):
         return UNREAD
     listed = any(c.line.axes for c in mine)
     if not listed and not any(space in c.units(Role.PRODUCE) for c in mine):

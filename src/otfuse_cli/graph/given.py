@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import prod
 from typing import Any
 
 from ..errors import IncompatibleModels
 from .axes import Unit, axis_units
 from .covers import Cover
+from .expressions import substitute
 from .patterns import Pattern
 from .spec import Spec
 
@@ -28,18 +30,48 @@ def given_sizes(
     """
     known: dict[str, tuple[int, str]] = {}
     unknown: dict[str, tuple[str, ...]] = {}
-    rules = [(Pattern(pattern), value) for pattern, value in spec.sizes.items()]
+    rules = [(Pattern(text), value) for text, value in spec.sizes.items() if "*" not in text]
     for space in spaces:
         value = next((v for pattern, v in rules if pattern.match(space)), None)
-        if isinstance(value, int):
-            known[space] = value, "sizes:"
-        elif value is not None:
-            key = next((k for k in value if (config or {}).get(k) is not None), None)
-            if config is None or key is None:
-                unknown[space] = value
-            else:
-                known[space] = _positive(config[key], key), f"{key} of config.json"
+        if value is not None and (told := _told(value, config)) is not None:
+            known[space] = told
+        elif isinstance(value, tuple):
+            unknown[space] = value
     return known, unknown
+
+
+def check_sizes(spec: Spec, sizes: Mapping[str, int], config: Config | None, where: str) -> None:
+    """Compare with what the spec or config.json say of products: `kv{i} * g{i}`.
+
+    Raises:
+        IncompatibleModels: They differ: the config.json is that of another model.
+    """
+    for text, value in spec.sizes.items():
+        first, *rest = (factor.strip() for factor in text.split("*"))
+        told = _told(value, config) if rest else None
+        for space in sizes if told is not None else ():
+            found = Pattern(first).match(space)
+            if told is None or found is None:
+                continue
+            factors = [space, *(substitute(factor, found.numbers) for factor in rest)]
+            product = prod(sizes.get(factor, 1) for factor in factors)
+            if product != told[0]:
+                raise IncompatibleModels(
+                    "a size does not fit",
+                    where=f"{told[1]} is {told[0]}, {where}",
+                    why=f"the shapes make {' * '.join(factors)} {product}",
+                    fix="correct it, or put this model's config.json beside the checkpoint",
+                )
+
+
+def _told(value: int | tuple[str, ...], config: Config | None) -> tuple[int, str] | None:
+    """A number and where it is from; None when config.json doesn't hold it."""
+    if isinstance(value, int):
+        return value, "sizes:"
+    for key in value if config is not None else ():
+        if config is not None and config.get(key) is not None:
+            return _positive(config[key], key), f"{key} of config.json"
+    return None
 
 
 def _positive(value: Any, key: str) -> int:
@@ -71,6 +103,12 @@ def hold(covers: Mapping[str, Cover], unknown: Mapping[str, tuple[str, ...]]) ->
                     one.axes[dim] = Unit(id)
                     held.setdefault(id, f"the size of {missing} is not known")
     return held
+
+
+def architectures(config: Config | None) -> tuple[str, ...]:
+    """Class names of the model, as config.json says."""
+    names = (config or {}).get("architectures")
+    return tuple(str(n) for n in names) if isinstance(names, list | tuple) else ()
 
 
 def how_to_give(spec: Spec, held: Mapping[str, str], unknown: Mapping[str, tuple[str, ...]]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -30,7 +31,8 @@ HOW_TO_GO_ON = (
 )
 
 
-def families() -> dict[str, tuple[Spec, ...]]:
+@cache
+def families() -> Mapping[str, tuple[Spec, ...]]:
     """The bundled families: name to spec documents, any of which may fit."""
     found: dict[str, list[Spec]] = {}
     folder = resources.files(__package__) / "families"
