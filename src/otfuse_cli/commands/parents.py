@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from ..align.models import Model
+from ..checkpoint.config import read_config
 from ..checkpoint.open import Checkpoint, open_checkpoint
 from ..errors import UsageError
 from ..graph.axes import axis_units
@@ -60,7 +61,13 @@ def assemble(
         IncompatibleModels: No graph, or models that differ in more than widths.
     """
     anchor = checkpoints[anchor_index]
-    graph = layer_graph(arch, shapes_of(anchor), aliases=anchor.aliases, label=anchor.label)
+    graph = layer_graph(
+        arch,
+        shapes_of(anchor),
+        aliases=anchor.aliases,
+        config=read_config(anchor.path),
+        label=anchor.label,
+    )
     models = []
     for index, checkpoint in enumerate(checkpoints):
         own = graph

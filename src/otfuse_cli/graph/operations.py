@@ -1,7 +1,8 @@
 """Operations of a network that a spec describes: which modules run together, and in what order.
 
 A spec doesn't say what its functions do beyond its lines. Where a line leaves that open (two
-matrices that make one space: a sum, a gate, queries and keys?) the operation's kind is OTHER.
+matrices that make one space: a gate, queries and keys?) the operation's kind is OTHER; a list of
+axes says nothing of it at all.
 """
 
 from __future__ import annotations
@@ -58,21 +59,29 @@ def ordered_nodes(covers: Mapping[str, Cover]) -> list[Node]:
 
 
 def operations(spec: Spec, nodes: Sequence[Node]) -> Iterator[Op]:
-    """Operations in execution order; an add where a second layer writes to a space."""
+    """Operations in execution order; an add where a second layer writes to a space.
+
+    What no layer reads (queries and keys) isn't added up; what reads the units that it writes may
+    stand alone (the last transform before a tied output layer).
+    """
     written: set[Axis] = set()
+    read = {u for node in nodes for c in node.covers for u in c.units(Role.CONSUME)}
     for position, node in enumerate(nodes):
         out: Axis | None = None
         last, matrices = "", 0
         for last, covers in _by_module(node).items():
             op = _op(spec, node, last, covers)
             matrices += op.kind in (OpKind.LINEAR, OpKind.CONV)
-            out = op.writes if node.is_layer else None
+            out = op.writes if node.line.inp is not None else None
+            written |= {a for c in covers if node.line.axes and (a := c.first(Role.PRODUCE))}
             yield op
         if out is None or all(is_pinned(u) for u in axis_units(out)):
             continue
-        if matrices > 1:
+        again = out in written and not node.per_unit
+        loop = any(c.first(Role.CONSUME) == out for c in node.covers)
+        if matrices > 1 or (again and (loop or not read.issuperset(axis_units(out)))):
             yield Op(OpKind.OTHER, f"{last}.joint", reads=(out, out), writes=out, detail="joint")
-        elif out in written and not node.per_unit:
+        elif again:
             yield Op(OpKind.ADD, f"{last}.add", reads=(out, out), writes=out)
         written.add(out)
         if spec.act == "relu" and not _summed_next(out, nodes[position + 1 :]):
@@ -99,6 +108,12 @@ def _by_module(node: Node) -> dict[str, list[Cover]]:
 
 def _op(spec: Spec, node: Node, module: str, covers: Sequence[Cover]) -> Op:
     tensors = {c.name.rpartition(".")[2]: c.name for c in covers}
+    if node.line.axes:
+        axes = covers[0].axes
+        free = [a for a in axes if any(not is_pinned(u) for u in axis_units(a))]
+        return Op(
+            OpKind.OTHER, module, tensors, (), covers[0].first(Role.PRODUCE) or (free or axes)[-1]
+        )
     matrix = next((c for c in covers if len(c.axes) > 1 and c.first(Role.PRODUCE)), None)
     if matrix is not None:
         out, read = matrix.first(Role.PRODUCE), matrix.first(Role.CONSUME) or covers[0].axes[0]
@@ -107,10 +122,6 @@ def _op(spec: Spec, node: Node, module: str, covers: Sequence[Cover]) -> Op:
         kind = OpKind.LINEAR if len(matrix.axes) == 2 else OpKind.CONV
         return Op(kind, module, tensors, (read,), out)
     axis = covers[0].axes[-1]
-    if node.line.axes:
-        axes = covers[0].axes
-        free = [a for a in axes if any(not is_pinned(u) for u in axis_units(a))]
-        return Op(OpKind.OTHER, module, tensors, (), (free or axes)[-1])
     detail = "batch" if "running_mean" in tensors else "layer"
     if spec.norms == "rms" and len(tensors) == 1:
         detail = "rms"
