@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from conftest import ROOT
 from family_nets import CASES, HF, Case
 from graph_difference import graph_difference
 from otfuse_cli.errors import IncompatibleModels
@@ -311,3 +312,36 @@ def test_config_files_are_json(tmp_path) -> None:
     assert read_config(None) is None
     (tmp_path / "config.json").write_text("[1")
     assert read_config(tmp_path) is None
+
+
+# The worked examples of the documentation
+
+
+def _documented() -> list[str]:
+    text = (ROOT / "docs" / "spec.md").read_text(encoding="utf-8")
+    examples = text.split("## Worked examples")[1].split("```yaml\n")[1:]
+    return [example.split("```")[0] for example in examples]
+
+
+EXAMPLES = [
+    {"stem.weight": (4, 3, 3, 3), "block.1.norm.weight": (4,), "block.1.conv.weight": (2, 4, 3, 3),
+     "block.2.norm.weight": (6,), "block.2.conv.weight": (2, 6, 3, 3), "head.weight": (5, 8)},
+    {"wte.weight": (9, 24), "h.0.ln_1.weight": (24,), "h.0.attn.c_attn.weight": (24, 72),
+     "h.0.attn.c_proj.weight": (24, 24), "h.0.mlp.c_fc.weight": (24, 7),
+     "h.0.mlp.c_proj.weight": (7, 24), "head.weight": (2, 24)},
+    {"stem.weight": (4, 3, 4, 4), "block.0.dwconv.weight": (4, 1, 7, 7),
+     "block.0.norm.weight": (4,), "block.0.up.weight": (9, 4), "block.0.down.weight": (4, 9),
+     "block.0.gamma": (4, 1, 1), "head.weight": (5, 4)},
+    {"conv.weight": (4, 3, 3, 3), "se.down.weight": (2, 4, 1, 1), "se.up.weight": (4, 2, 1, 1),
+     "se.up.bias": (4,), "head.weight": (5, 4)},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("at", range(len(EXAMPLES)))
+def test_worked_examples_bind_without_a_warning(at: int) -> None:
+    assert len(_documented()) == len(EXAMPLES)
+    (spec,) = parse_specs(_documented()[at], where="docs/spec.md", name="example")
+    graph = bind(spec, EXAMPLES[at], where="docs/spec.md")
+    assert graph.warnings == ()
+    assert list(graph.free())
+    assert any(op.kind is OpKind.ADD for op in graph.ops) == (at in (1, 2))
