@@ -197,6 +197,7 @@ def test_heads_are_given_by_a_spec_of_two_lines(tmp_path) -> None:
     [
         ({"num_attention_heads": 5}, ["num_attention_heads", "32"]),
         ({"num_attention_heads": "four"}, ["num_attention_heads", "positive"]),
+        ({"num_attention_heads": 8, "hidden_size": 64}, ["hidden_size", "64", "32"]),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(config, named) -> None:

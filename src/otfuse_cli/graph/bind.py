@@ -70,7 +70,7 @@ def bind(
     return replace(graph, warnings=(*warnings, *graph.warnings))
 
 
-def unproven(graph: LayerGraph) -> str | None:
+def first_unproven(graph: LayerGraph) -> str | None:
     """The first space that a spec doesn't show to be made and read, in words."""
     found = (s for s in graph.spaces.values() if s.pinned in (UNREAD, UNMADE))
     return next((f"space {s.id} stays in place: {s.pinned}" for s in found), None)
@@ -124,12 +124,13 @@ def _assemble(
                     for unit in axis_units(axis):
                         order.setdefault(unit, position)
     warnings: list[str] = []
+    unproven = _unproven(covers, families)
     rigid = _rigid(ops) if spec.act == "relu" else set(sizes)
     spaces: dict[str, Space] = {}
     for id in sorted(_spaces(covers), key=lambda u: order.get(u, len(nodes))):
         pinned = PINNED[id.partition(":")[0]] if is_pinned(id) else reasons.get(id)
         if pinned is None:
-            pinned = _unproven(id, covers, families)
+            pinned = unproven.get(id)
             if pinned is not None:
                 warnings.append(f"space {id} stays in place: {pinned}")
         exact = frozenset({"perm"} if id in rigid else {"perm", "scale"})
@@ -151,15 +152,13 @@ def _rigid(ops: Sequence[Op]) -> set[str]:
     }
 
 
-def _unproven(space: str, covers: Mapping[str, Cover], families: Mapping[str, str]) -> str | None:
-    """Why a space can't be free: nothing makes it, or nothing reads it.
+def _unproven(covers: Mapping[str, Cover], families: Mapping[str, str]) -> dict[str, str]:
+    """Spaces that can't be free, and why: nothing makes them, or nothing reads them.
 
     The inside of heads, `q@h`, may have no reader: queries meet keys, not a layer.
     """
-    mine = [c for c in covers.values() if space in c.units()]
-    if space not in families and not any(space in c.units(Role.CONSUME) for c in mine):
-        return UNREAD
-    listed = any(c.line.axes for c in mine)
-    if not listed and not any(space in c.units(Role.PRODUCE) for c in mine):
-        return UNMADE
-    return None
+    read = {u for c in covers.values() for u in c.units(Role.CONSUME)}
+    made = {u for c in covers.values() for u in c.units(None if c.line.axes else Role.PRODUCE)}
+    return {u: UNMADE for u in _spaces(covers) if u not in made} | {
+        u: UNREAD for u in _spaces(covers) if u not in read and u not in families
+    }

@@ -30,7 +30,7 @@ def given_sizes(
     """
     known: dict[str, tuple[int, str]] = {}
     unknown: dict[str, tuple[str, ...]] = {}
-    rules = [(Pattern(text), value) for text, value in spec.sizes.items() if "*" not in text]
+    rules = [(Pattern(text), value) for text, value in spec.sizes.items()]
     for space in spaces:
         value = next((v for pattern, v in rules if pattern.match(space)), None)
         if value is not None and (told := _told(value, config)) is not None:
@@ -41,14 +41,14 @@ def given_sizes(
 
 
 def check_sizes(spec: Spec, sizes: Mapping[str, int], config: Config | None, where: str) -> None:
-    """Compare with what the spec or config.json say of products: `kv{i} * g{i}`.
+    """Compare with the spec's `check:`, of sizes or products of them: `kv{i} * g{i}`.
 
     Raises:
         IncompatibleModels: They differ: the config.json is that of another model.
     """
-    for text, value in spec.sizes.items():
+    for text, value in spec.check.items():
         first, *rest = (factor.strip() for factor in text.split("*"))
-        told = _told(value, config) if rest else None
+        told = _told(value, config)
         for space in sizes if told is not None else ():
             found = Pattern(first).match(space)
             if told is None or found is None:
@@ -67,7 +67,7 @@ def check_sizes(spec: Spec, sizes: Mapping[str, int], config: Config | None, whe
 def _told(value: int | tuple[str, ...], config: Config | None) -> tuple[int, str] | None:
     """A number and where it is from; None when config.json doesn't hold it."""
     if isinstance(value, int):
-        return value, "sizes:"
+        return value, "the number given"
     for key in value if config is not None else ():
         if config is not None and config.get(key) is not None:
             return _positive(config[key], key), f"{key} of config.json"

@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from ..errors import IncompatibleModels, UnreadableInput
-from .bind import bind, unproven
+from .bind import bind, first_unproven
 from .chain import chain_modules, matrix_of
 from .covers import Shapes
 from .given import Config
@@ -189,7 +189,7 @@ def _fit(spec: Spec, it: _Evidence, *, cautious: bool = True) -> LayerGraph:
     """Bind a family, and refuse it where something in the checkpoint speaks against it."""
     where = f"family {spec.name}"
     graph = it.bind(spec, where)
-    if (why := unproven(graph)) is not None:
+    if (why := first_unproven(graph)) is not None:
         raise _doubt(where, why)
     if spec.norms == "uniform":
         _require_uniform_norms(graph, where)

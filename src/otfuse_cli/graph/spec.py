@@ -91,6 +91,7 @@ class Spec:
         chain: Name patterns of a plain feed-forward net, instead of or before `lines`.
         sizes: Sizes that the shapes don't determine, by name or pattern: a number, or the keys of
             config.json that give it.
+        check: Sizes, or products of sizes, that must be as given or as config.json says.
         same: Conditional identifications of spaces.
         act: `relu` or `other`: the function between layers.
         require: Names that must exist (families only).
@@ -104,6 +105,7 @@ class Spec:
     lines: tuple[Line, ...] = ()
     chain: tuple[Pattern, ...] = ()
     sizes: Mapping[str, int | tuple[str, ...]] = field(default_factory=dict)
+    check: Mapping[str, int | tuple[str, ...]] = field(default_factory=dict)
     same: tuple[Same, ...] = ()
     act: str = "other"
     require: tuple[Pattern, ...] = ()
@@ -115,7 +117,7 @@ class Spec:
 
 _KEYS = {
     "name", "layers", "chain", "sizes", "same", "act", "require", "norms", "description",
-    "pinned", "tied", "family",
+    "pinned", "tied", "family", "check",
 }  # fmt: skip
 _BODY = {"layers", "chain", "family"}
 
@@ -167,7 +169,8 @@ def _document(data: Any, where: str, name: str) -> Spec:
         name=str(data.get("name", name)),
         lines=tuple(_line(str(k), v, where) for k, v in layers.items()),
         chain=_patterns(_strings(data.get("chain"), "chain", where), where),
-        sizes=_sizes(data.get("sizes") or {}, where),
+        sizes=_sizes(data.get("sizes") or {}, "sizes", where),
+        check=_sizes(data.get("check") or {}, "check", where),
         same=tuple(_same(s, where) for s in _strings(data.get("same"), "same", where)),
         act=act,
         require=_patterns(_strings(data.get("require"), "require", where), where),
@@ -185,10 +188,10 @@ def _one_of(data: Mapping[str, Any], key: str, values: tuple[str, ...], where: s
     return str(value)
 
 
-def _sizes(sizes: Any, where: str) -> dict[str, int | tuple[str, ...]]:
-    fix = "write `sizes: {h: 12}`"
+def _sizes(sizes: Any, key: str, where: str) -> dict[str, int | tuple[str, ...]]:
+    fix = f"write `{key}: {{h: 12}}`"
     if not isinstance(sizes, dict):
-        raise _bad(where, "`sizes` must map spaces to positive numbers", fix)
+        raise _bad(where, f"`{key}` must map spaces to positive numbers", fix)
     found: dict[str, int | tuple[str, ...]] = {}
     for space, value in sizes.items():
         keys = [value] if isinstance(value, str) else value
@@ -197,7 +200,7 @@ def _sizes(sizes: Any, where: str) -> dict[str, int | tuple[str, ...]]:
         elif isinstance(value, int) and not isinstance(value, bool) and value > 0:
             found[str(space)] = value
         else:
-            why = f"`sizes` must map spaces to positive numbers or keys of config.json: {value!r}"
+            why = f"`{key}` must map spaces to positive numbers or keys of config.json: {value!r}"
             raise _bad(where, why, fix)
         _patterns([str(space)], where)
     return found
