@@ -10,11 +10,13 @@ from nets import TWO_BRANCHES_SPEC, Mlp, ResNet, TwoBranches, Vgg, zoo
 from otfuse_cli.errors import IncompatibleModels, UnreadableInput
 from otfuse_cli.graph.axes import Cat, Fixed, Prod, Unit, axis_size, axis_units
 from otfuse_cli.graph.bind import bind
+from otfuse_cli.graph.expressions import parse_expression
 from otfuse_cli.graph.model import LayerGraph, OpKind, Role
 from otfuse_cli.graph.order import base_order, execution_order, natural_key
+from otfuse_cli.graph.patterns import Pattern
 from otfuse_cli.graph.recognise import families, layer_graph
 from otfuse_cli.graph.sizes import resize
-from otfuse_cli.graph.spec import Pattern, parse_expression, parse_specs
+from otfuse_cli.graph.spec import parse_specs
 
 
 def shapes_of(net) -> dict[str, tuple[int, ...]]:
@@ -89,6 +91,96 @@ def test_a_pattern_matches_whole_names_only(pattern, name):
     assert Pattern(pattern).match(name) is None
 
 
+@pytest.mark.parametrize(
+    ("pattern", "name", "numbers"),
+    [
+        ("(model.)?x.{i}", "model.x.3", {"i": 3}),
+        ("(model.)?x.{i}", "x.3", {"i": 3}),
+        ("(a|b.{i}).w", "a.w", {}),
+        ("(a|b.{i}).w", "b.2.w", {"i": 2}),
+        ("norm(.)?{n}", "norm.1", {"n": 1}),
+    ],
+)
+def test_a_pattern_has_optional_parts_and_alternatives(pattern, name, numbers):
+    assert dict(Pattern(pattern).match(name).numbers) == numbers
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"), [("(a|b).w", "c.w"), ("(m.)?x", "mx"), ("a|b", "a"), ("(m.)?x", "m.m.x")]
+)
+def test_a_group_matches_nothing_else(pattern, name):
+    assert Pattern(pattern).match(name) is None
+
+
+# Ranges
+
+
+@pytest.mark.parametrize(
+    ("text", "axis"),
+    [
+        ("s + d{1..j-1}", "s + d1 + d2"),
+        ("s + d{j..2}", "s"),
+        ("s + d{1..} + e", "s + d1 + d2 + d10 + e"),
+        ("x{j}.{1..2}", "x3.1 + x3.2"),
+        ("(s + d{1..2}) * 4", "(s + d1 + d2) * 4"),
+        ("s + d{2..2} * 3", "s + d2 * 3"),
+    ],
+)
+def test_a_range_is_written_out(text, axis):
+    made = {"d2", "d10", "d1", "dx", "xd1"}
+    assert str(parse_expression(text, {"j": 3}, made=made).axis) == axis
+
+
+@pytest.mark.parametrize("text", ["d{1..0}", "s + d{1..k}", "s + d{..2}", "s + d{1..2}.{1..2}"])
+def test_what_is_not_a_range_is_refused(text):
+    with pytest.raises(ValueError, match=r"."):
+        parse_expression(text, {"j": 3})
+
+
+# Lists
+
+
+def test_a_list_says_the_roles_of_its_axes_and_nothing_of_what_is_done():
+    text = "layers:\n  a: c <- in\n  g.weight: [produce c, consume c, 1]\n"
+    text += "  s: [scale c]\n  o: out <- c"
+    shapes = {"a.weight": (4, 3), "g.weight": (4, 4, 1), "s": (4,), "o.weight": (2, 4)}
+    graph = bound(text, shapes)
+    roles = [axis.roles for axis in graph.tensors["g.weight"].axes]
+    assert roles == [{Role.PRODUCE}, {Role.CONSUME}, {Role.FIXED}]
+    assert graph.tensors["s"].axes[0].roles == {Role.SCALE}
+    assert {op.name: op.kind for op in graph.ops} == {
+        "a": OpKind.LINEAR, "g": OpKind.OTHER, "s": OpKind.OTHER, "o": OpKind.LINEAR,
+    }  # fmt: skip
+
+
+# What the file doesn't say
+
+
+def test_a_pin_holds_unless_a_module_says_otherwise():
+    text = "layers:\n  a: c <- in\n  b: c <- c\n  head: out <- c\npinned: {c: output unless head}"
+    shapes = {"a.weight": (4, 3), "b.weight": (4, 4)}
+    assert bound(text, shapes).spaces["c"].pinned == "output"
+    assert bound(text, {**shapes, "head.weight": (2, 4)}).spaces["c"].pinned is None
+
+
+def test_a_tied_tensor_plays_both_parts():
+    text = "layers:\n  t: in -> e\n  u: f <- e\n  d: e <- f\n  head: out <- e\n"
+    text += "tied: [t.weight = head.weight unless other]"
+    shapes = {"t.weight": (9, 4), "u.weight": (5, 4), "d.weight": (4, 5)}
+    both = bound(text, shapes).tensors["t.weight"].axes[1].roles
+    assert both == {Role.PRODUCE, Role.CONSUME}
+    (spec,) = parse_specs(text.replace("unless other", "unless u"), where="", name="")
+    assert bind(spec, shapes, where="").tensors["t.weight"].axes[1].roles == {Role.PRODUCE}
+
+
+def test_spaces_are_one_where_their_sizes_agree():
+    text = "layers:\n  a.{i}: s{i} <- s{i-1}\n  first: s0 <- in\n  head: out <- s{max i}\n"
+    text += "same: ['s{i-1} = s{i} if sizes agree']"
+    shapes = {"first.weight": (4, 3), "a.1.weight": (4, 4), "a.2.weight": (6, 4)}
+    graph = bound(text, {**shapes, "head.weight": (2, 6)})
+    assert {s.id: s.size for s in graph.free()} == {"s0": 4, "s2": 6}
+
+
 # Binding
 
 
@@ -157,6 +249,13 @@ def test_inputs_of_two_sizes_are_two_pinned_spaces():
         ("sizes: {h: 0}\nlayers: {a: b}", "positive"),
         ("layers: {a: 'b <- c *'}", "ends too early"),
         ("same: [a]\nlayers: {a: b}", "can't read"),
+        ("tied: [a]\nlayers: {a: b}", "can't read"),
+        ("pinned: [a]\nlayers: {a: b}", "spaces to reasons"),
+        ("norms: batch\nlayers: {a: b}", "norms"),
+        ("sizes: {h: [1]}\nlayers: {a: b}", "config.json"),
+        ("sizes: {h: true}\nlayers: {a: b}", "positive"),
+        ("layers: {(a|b: c}", "is not a name"),
+        ("layers: {a: [scale, produce b *]}", "ends too early"),
         ("", "empty"),
     ],
 )

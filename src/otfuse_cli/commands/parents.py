@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..align.models import Model
 from ..align.passes import medoid
 from ..align.recipe import Recipe
+from ..checkpoint.config import read_config
 from ..checkpoint.open import Checkpoint, open_checkpoint
 from ..errors import IncompatibleModels, UsageError
 from ..graph.axes import axis_units
@@ -73,6 +74,7 @@ def assemble(
         arch,
         shapes_of(anchor),
         aliases=anchor.aliases,
+        config=read_config(anchor.path),
         label=anchor.label,
         free_outputs=free_outputs,
     )

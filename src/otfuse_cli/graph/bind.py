@@ -7,28 +7,31 @@ interchangeable.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from .axes import Axis, axis_units
+from .axes import axis_units
 from .chain import chain_lines
-from .covers import Cover, Shapes, cover_tensors, identify
+from .covers import Cover, Shapes, agree, cover_tensors, identify, with_ties
+from .given import Config, architectures, check_sizes, given_sizes, hold, how_to_give
 from .model import GraphTensor, LayerGraph, Op, OpKind, Role, Space, TensorAxis
-from .order import base_order, execution_order
+from .operations import Node, operations, ordered_nodes
+from .order import base_order
+from .patterns import any_exists
 from .sizes import is_pinned, name_pinned, solve_sizes
-from .spec import PINNED, Line, Spec
+from .spec import PINNED, Spec
 
-
-@dataclass
-class _Node:
-    """Modules that belong together (a layer and its norm), in the graph's execution order."""
-
-    line: Line
-    covers: list[Cover] = field(default_factory=list)
+UNREAD = "no layer reads it, it may be an output"
+UNMADE = "no layer makes it, it may be an input"
 
 
 def bind(
-    spec: Spec, shapes: Shapes, *, aliases: Mapping[str, tuple[str, ...]] | None = None, where: str
+    spec: Spec,
+    shapes: Shapes,
+    *,
+    aliases: Mapping[str, tuple[str, ...]] | None = None,
+    config: Config | None = None,
+    where: str,
 ) -> LayerGraph:
     """Fit `spec` to the tensors of a checkpoint.
 
@@ -36,6 +39,7 @@ def bind(
         spec: What to fit.
         shapes: Every tensor's shape, in the order of the file.
         aliases: Other names of tied tensors.
+        config: What the model's config.json says, for what names and shapes don't tell.
         where: What messages call the spec or family.
 
     Raises:
@@ -45,109 +49,66 @@ def bind(
     aliases = aliases or {}
     lines = (*chain_lines(spec.chain, shapes, where), *spec.lines)
     names = base_order(list(shapes))
-    covers, families = cover_tensors(lines, names, shapes, aliases, where)
-    identify(spec.same, covers, names)
-    sizes = solve_sizes(covers, shapes, dict(spec.sizes or {}), where)
+    ties = with_ties(spec.tied, shapes, aliases)
+    covers, families = cover_tensors(lines, names, shapes, ties, where)
+    told = [*names, *architectures(config)]
+    present = [*told, *(alias for names in aliases.values() for alias in names)]
+    identify([s for s in spec.same if not s.if_sizes_agree], covers, told)
+    known, unknown = given_sizes(spec, _spaces(covers), config)
+    nodes = ordered_nodes(covers)
+    held = hold(covers, unknown)
+    sizes = solve_sizes(covers, shapes, known, where)
+    if by_size := [s for s in spec.same if s.if_sizes_agree]:
+        identify(by_size, covers, told, sizes=sizes)
+        sizes = solve_sizes(covers, shapes, known, where)
+    check_sizes(spec, sizes, config, where)
+    agree(covers)
     name_pinned(covers, shapes, sizes)
-    return _assemble(spec, shapes, covers, sizes, families, aliases, where)
+    warnings = (how_to_give(spec, held, unknown),) if held else ()
+    reasons = {**_pinned(spec, covers, present), **held}
+    graph = _assemble(spec, shapes, covers, nodes, sizes, families, aliases, reasons, where)
+    return replace(graph, warnings=(*warnings, *graph.warnings))
 
 
-def _ordered_nodes(covers: Mapping[str, Cover]) -> list[_Node]:
-    nodes: dict[tuple[object, ...], _Node] = {}
-    for cover in covers.values():
-        # A bare space or a list stands for itself: nothing says that two of them run together.
-        key = cover.key if cover.line.inp is not None else (*cover.key, cover.module)
-        nodes.setdefault(key, _Node(cover.line)).covers.append(cover)
-    by_name = {node.covers[0].name: node for node in nodes.values()}
-
-    def units(node: _Node, role: Role) -> set[str]:
-        return {
-            u
-            for c in node.covers
-            for axis, r in zip(c.axes, c.roles, strict=True)
-            if r is role or (role is Role.CONSUME and node.line.inp is None)
-            for u in axis_units(axis)
-            if not is_pinned(u)
-        }
-
-    reads = {n: units(node, Role.CONSUME) for n, node in by_name.items()}
-    writes = {n: units(node, Role.PRODUCE) for n, node in by_name.items()}
-    return [by_name[n] for n in execution_order(list(by_name), reads, writes)]
+def first_unproven(graph: LayerGraph) -> str | None:
+    """The first space that a spec doesn't show to be made and read, in words."""
+    found = (s for s in graph.spaces.values() if s.pinned in (UNREAD, UNMADE))
+    return next((f"space {s.id} stays in place: {s.pinned}" for s in found), None)
 
 
-def _ops(spec: Spec, nodes: Sequence[_Node]) -> Iterator[Op]:
-    """Operations in execution order; an add where a second line writes to a space."""
-    written: set[Axis] = set()
-    for position, node in enumerate(nodes):
-        out: Axis | None = None
-        last = ""
-        for last, covers in _by_module(node).items():
-            op = _op(node.line, last, covers)
-            out = op.writes if node.line.inp is not None else None
-            yield op
-        if out is None or all(is_pinned(u) for u in axis_units(out)):
-            continue
-        if out in written:
-            yield Op(OpKind.ADD, f"{last}.add", reads=(out, out), writes=out)
-        written.add(out)
-        if spec.act == "relu" and not _summed_next(out, nodes[position + 1 :]):
-            yield Op(OpKind.ACT, f"{last}.act", reads=(out,), writes=out, detail="relu")
+def _spaces(covers: Mapping[str, Cover]) -> dict[str, None]:
+    return dict.fromkeys(u for c in covers.values() for a in c.axes for u in axis_units(a))
 
 
-def _summed_next(out: Axis, rest: Sequence[_Node]) -> bool:
-    """Whether the next node that touches `out` adds to it: then it is half of a sum so far."""
-    for node in rest:
-        for cover in node.covers:
-            for axis, role in zip(cover.axes, cover.roles, strict=True):
-                if role is Role.CONSUME and not set(axis_units(out)).isdisjoint(axis_units(axis)):
-                    return False
-        if any(out in c.axes for c in node.covers):
-            return node.line.inp is not None
-    return False
-
-
-def _by_module(node: _Node) -> dict[str, list[Cover]]:
-    modules: dict[str, list[Cover]] = {}
-    for cover in node.covers:
-        modules.setdefault(cover.module, []).append(cover)
-    # A norm runs on what its layer makes, whatever the order of the names in the file.
-    return dict(sorted(modules.items(), key=lambda m: not any(len(c.axes) > 1 for c in m[1])))
-
-
-def _op(line: Line, module: str, covers: Sequence[Cover]) -> Op:
-    tensors = {c.name.rpartition(".")[2]: c.name for c in covers}
-    matrix = next((c for c in covers if len(c.axes) > 1 and Role.PRODUCE in c.roles), None)
-    if matrix is not None:
-        out = matrix.axes[matrix.roles.index(Role.PRODUCE)]
-        inp = matrix.axes[matrix.roles.index(Role.CONSUME)]
-        if line.reverse and all(is_pinned(u) for u in axis_units(inp)):
-            return Op(OpKind.OTHER, module, tensors, (inp,), out, detail="embedding")
-        kind = OpKind.LINEAR if len(matrix.axes) == 2 else OpKind.CONV
-        return Op(kind, module, tensors, (inp,), out)
-    axis = covers[0].axes[-1]
-    if line.axes:
-        return Op(OpKind.OTHER, module, tensors, (), axis)
-    detail = "batch" if "running_mean" in tensors else "layer"
-    return Op(OpKind.NORM, module, tensors, (axis,), axis, detail=detail)
+def _pinned(spec: Spec, covers: Mapping[str, Cover], names: Sequence[str]) -> dict[str, str]:
+    """Spaces that the spec pins, and why."""
+    rules = [p for p in spec.pinned if not any_exists(p.unless, names)]
+    return {
+        space: rule.reason
+        for space in _spaces(covers)
+        for rule in reversed(rules)
+        if rule.space.match(space)
+    }
 
 
 def _assemble(
     spec: Spec,
     shapes: Shapes,
     covers: Mapping[str, Cover],
+    nodes: Sequence[Node],
     sizes: Mapping[str, int],
     families: Mapping[str, str],
     aliases: Mapping[str, tuple[str, ...]],
+    reasons: Mapping[str, str],
     where: str,
 ) -> LayerGraph:
-    nodes = _ordered_nodes(covers)
+    ops = tuple(operations(spec, nodes))
     tensors = {
         name: GraphTensor(
             name,
             shapes[name],
             tuple(
-                TensorAxis(a, frozenset({r}))
-                for a, r in zip(covers[name].axes, covers[name].roles, strict=True)
+                TensorAxis(a, r) for a, r in zip(covers[name].axes, covers[name].roles, strict=True)
             )
             if name in covers
             else (),
@@ -158,39 +119,46 @@ def _assemble(
     order: dict[str, int] = {}
     for position, node in enumerate(nodes):
         for cover in node.covers:
-            for axis, role in zip(cover.axes, cover.roles, strict=True):
-                if role is not Role.CONSUME:
+            for axis, roles in zip(cover.axes, cover.roles, strict=True):
+                if roles != {Role.CONSUME}:
                     for unit in axis_units(axis):
                         order.setdefault(unit, position)
     warnings: list[str] = []
-    exact = frozenset({"perm", "scale"}) if spec.act == "relu" else frozenset({"perm"})
+    unproven = _unproven(covers, families)
+    rigid = _rigid(ops) if spec.act == "relu" else set(sizes)
     spaces: dict[str, Space] = {}
-    used = dict.fromkeys(u for c in covers.values() for a in c.axes for u in axis_units(a))
-    for id in sorted(used, key=lambda u: order.get(u, len(nodes))):
-        pinned = PINNED[id.partition(":")[0]] if is_pinned(id) else _unproven(id, covers)
-        if pinned is not None and not is_pinned(id):
-            warnings.append(f"space {id} stays in place: {pinned}")
+    for id in sorted(_spaces(covers), key=lambda u: order.get(u, len(nodes))):
+        pinned = PINNED[id.partition(":")[0]] if is_pinned(id) else reasons.get(id)
+        if pinned is None:
+            pinned = unproven.get(id)
+            if pinned is not None:
+                warnings.append(f"space {id} stays in place: {pinned}")
+        exact = frozenset({"perm"} if id in rigid else {"perm", "scale"})
         spaces[id] = Space(
             id, sizes[id], pinned, families.get(id), exact, order.get(id, len(nodes))
         )
-    return LayerGraph(
-        tensors, spaces, tuple(_ops(spec, nodes)), source=where, warnings=tuple(warnings)
-    )
+    return LayerGraph(tensors, spaces, ops, source=where, warnings=tuple(warnings))
 
 
-def _unproven(space: str, covers: Mapping[str, Cover]) -> str | None:
-    """Why a space can't be free: nothing makes it, or nothing reads it."""
-    roles = {
-        role
-        for c in covers.values()
-        for axis, role in zip(c.axes, c.roles, strict=True)
-        if space in axis_units(axis)
+def _rigid(ops: Sequence[Op]) -> set[str]:
+    """Spaces that meet something else than layers, sums, ReLU and BatchNorm."""
+    return {
+        unit
+        for op in ops
+        if (op.kind is OpKind.NORM and op.detail != "batch") or op.kind is OpKind.OTHER
+        for axis in (*op.reads, op.writes)
+        if axis is not None
+        for unit in axis_units(axis)
     }
-    listed = any(
-        c.line.axes and space in {u for a in c.axes for u in axis_units(a)} for c in covers.values()
-    )
-    if Role.CONSUME not in roles:
-        return "no layer reads it, it may be an output"
-    if Role.PRODUCE not in roles and not listed:
-        return "no layer makes it, it may be an input"
-    return None
+
+
+def _unproven(covers: Mapping[str, Cover], families: Mapping[str, str]) -> dict[str, str]:
+    """Spaces that can't be free, and why: nothing makes them, or nothing reads them.
+
+    The inside of heads, `q@h`, may have no reader: queries meet keys, not a layer.
+    """
+    read = {u for c in covers.values() for u in c.units(Role.CONSUME)}
+    made = {u for c in covers.values() for u in c.units(None if c.line.axes else Role.PRODUCE)}
+    return {u: UNMADE for u in _spaces(covers) if u not in made} | {
+        u: UNREAD for u in _spaces(covers) if u not in read and u not in families
+    }

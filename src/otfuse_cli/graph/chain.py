@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from ..errors import IncompatibleModels
 from .order import base_order
-from .spec import PINNED, Line, Pattern
+from .patterns import Pattern
+from .spec import PINNED, Line
 
 
 def chain_modules(

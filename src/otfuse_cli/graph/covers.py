@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ..errors import IncompatibleModels
 from .axes import Axis, Fixed, axis_units, rename_units
+from .expressions import parse_expression, substitute
 from .model import Role
-from .spec import PINNED, Line, Match, Pattern, Same, parse_expression, substitute
+from .patterns import Match, Pattern, any_exists
+from .spec import PINNED, Line, Same, Tied
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -17,14 +20,40 @@ _GAINS = {"weight", "gamma", "gain", "scale", "weight_g"}
 
 @dataclass
 class Cover:
-    """How one tensor is covered: the line and its captures, and an expression per axis."""
+    """How one tensor is covered: the line and its captures; an expression and roles per axis.
+
+    `others` are the covers of the tensor's other names, when it is tied.
+    """
 
     name: str
     line: Line
     module: str
     key: tuple[object, ...]
     axes: list[Axis]
-    roles: list[Role]
+    roles: list[frozenset[Role]]
+    others: list[Cover] = field(default_factory=list)
+
+    def units(self, role: Role | None = None) -> set[str]:
+        """Spaces on its axes (in that role, when given)."""
+        pairs = zip(self.axes, self.roles, strict=True)
+        return {u for axis, r in pairs if role is None or role in r for u in axis_units(axis)}
+
+    def first(self, role: Role) -> Axis | None:
+        """Its first axis in that role."""
+        pairs = zip(self.axes, self.roles, strict=True)
+        return next((axis for axis, roles in pairs if role in roles), None)
+
+
+def with_ties(
+    tied: Sequence[Tied], shapes: Shapes, aliases: Mapping[str, tuple[str, ...]]
+) -> dict[str, tuple[str, ...]]:
+    """`aliases`, and the names that `tied:` says a tensor stands for too."""
+    found = dict(aliases)
+    for rule in tied:
+        present = {*shapes, *(a for names in found.values() for a in names)}
+        if rule.tensor in shapes and not any_exists(rule.unless, present):
+            found[rule.tensor] = (*found.get(rule.tensor, ()), rule.other)
+    return found
 
 
 def cover_tensors(
@@ -40,19 +69,25 @@ def cover_tensors(
         IncompatibleModels: A tensor that no line matches, or one whose line doesn't fit it.
     """
     tensors = [name for name in names if shapes[name]]
-    reader = _Reader(where, _largest(lines, tensors))
+    reader = _Reader(where, *_survey(lines, tensors))
     covers: dict[str, Cover] = {}
     for name in tensors:
         covers[name] = reader.cover(lines, name, shapes[name])
         for alias in aliases.get(name, ()):
-            _agree(covers[name], reader.cover(lines, alias, shapes[name]), alias)
+            covers[name].others.append(reader.cover(lines, alias, shapes[name]))
     return covers, reader.families
 
 
-def identify(same: Sequence[Same], covers: Mapping[str, Cover], names: Sequence[str]) -> None:
+def identify(
+    same: Sequence[Same],
+    covers: Mapping[str, Cover],
+    names: Sequence[str],
+    *,
+    sizes: Mapping[str, int] | None = None,
+) -> None:
     """Apply the `same:` lines, in place: one name for spaces that are one."""
-    used = dict.fromkeys(u for c in covers.values() for a in c.axes for u in axis_units(a))
-    modules = {n.rpartition(".")[0] for n in names} | set(names)
+    everyone = [c for cover in covers.values() for c in (cover, *cover.others)]
+    used = dict.fromkeys(u for c in everyone for a in c.axes for u in axis_units(a))
     renamed: dict[str, str] = {}
     for rule in same:
         for space in used:
@@ -60,8 +95,10 @@ def identify(same: Sequence[Same], covers: Mapping[str, Cover], names: Sequence[
             if found is None:
                 continue
             left = substitute(rule.left, found.numbers)
-            unless = (substitute(name, found.numbers) for name in rule.unless)
-            if left in used and not any(name in modules for name in unless):
+            unless = [Pattern(substitute(name, found.numbers)) for name in rule.unless]
+            if left not in used or any_exists(unless, names):
+                continue
+            if not rule.if_sizes_agree or (sizes and sizes.get(left) == sizes.get(space)):
                 renamed[space] = left
 
     def root(space: str) -> str:
@@ -70,8 +107,26 @@ def identify(same: Sequence[Same], covers: Mapping[str, Cover], names: Sequence[
         return space
 
     table = {space: root(space) for space in used}
-    for cover in covers.values():
+    for cover in everyone:
         cover.axes = [rename_units(axis, table) for axis in cover.axes]
+
+
+def agree(covers: Mapping[str, Cover]) -> None:
+    """Require that a tied tensor means the same under each of its names, and join its roles.
+
+    Raises:
+        IncompatibleModels: It doesn't (pinned axes may differ).
+    """
+    for cover in covers.values():
+        for other in cover.others:
+            for dim, (mine, theirs) in enumerate(zip(cover.axes, other.axes, strict=True)):
+                if mine != theirs and not {*axis_units(mine), *axis_units(theirs)} <= PINNED.keys():
+                    raise IncompatibleModels(
+                        "two lines disagree about a tied tensor",
+                        where=f"{cover.name} = {other.name}, axis {dim}: `{mine}` and `{theirs}`",
+                        fix="give both names the same space on that axis",
+                    )
+            cover.roles = [a | b for a, b in zip(cover.roles, other.roles, strict=True)]
 
 
 def find_line(lines: Sequence[Line], name: str) -> tuple[int, Match] | None:
@@ -85,14 +140,20 @@ def find_line(lines: Sequence[Line], name: str) -> tuple[int, Match] | None:
     return None
 
 
-def _largest(lines: Sequence[Line], names: Sequence[str]) -> dict[str, int]:
-    """`max i` for every number i that any line captures."""
+def _survey(lines: Sequence[Line], names: Sequence[str]) -> tuple[dict[str, int], set[str]]:
+    """`max i` for every number i that any line captures, and the spaces that layers make."""
+    matches = [match for name in names if (match := find_line(lines, name)) is not None]
+    found = [(lines[at], match.numbers) for at, match in matches]
     largest: dict[str, int] = {}
-    for name in names:
-        found = find_line(lines, name)
-        for key, value in found[1].numbers.items() if found else ():
+    for _, numbers in found:
+        for key, value in numbers.items():
             largest[f"max {key}"] = max(value, largest.get(f"max {key}", value))
-    return largest
+    made: set[str] = set()
+    for line, numbers in found:
+        if line.inp is not None and line.out is not None and "+" not in line.out:
+            with suppress(ValueError):  # told again, with its tensor, when that is covered
+                made.update(axis_units(parse_expression(line.out, {**largest, **numbers}).axis))
+    return largest, made
 
 
 @dataclass
@@ -101,6 +162,7 @@ class _Reader:
 
     where: str
     largest: Mapping[str, int]
+    made: set[str]
     families: dict[str, str] = field(default_factory=dict)
 
     def cover(self, lines: Sequence[Line], name: str, shape: tuple[int, ...]) -> Cover:
@@ -129,29 +191,31 @@ class _Reader:
 
     def _axes(
         self, line: Line, part: str, shape: tuple[int, ...], numbers: Mapping[str, int]
-    ) -> tuple[list[Axis], list[Role]]:
+    ) -> tuple[list[Axis], list[frozenset[Role]]]:
         if line.axes:
             if len(line.axes) != len(shape):
                 raise ValueError(f"the list has {len(line.axes)} axes, the tensor {len(shape)}")
             axes = [self._parsed(text, numbers) for text in line.axes]
-            return axes, [Role.VECTOR] * len(shape)
+            return axes, [
+                roles or frozenset({Role.VECTOR if any(axis_units(axis)) else Role.FIXED})
+                for axis, roles in zip(axes, line.roles, strict=True)
+            ]
         assert line.out is not None
         out = self._parsed(line.out, numbers)
         if len(shape) == 1:
-            return [out], [_vector_role(part)]
+            return [out], [frozenset({_vector_role(part)})]
         if line.inp is None:
             raise ValueError("a bare space is for tensors of one axis; write OUT <- IN, or a list")
-        pair: list[tuple[Axis, Role]] = [
-            (out, Role.PRODUCE),
-            (self._parsed(line.inp, numbers), Role.CONSUME),
-        ]
+        read = self._parsed(line.inp, numbers)
+        reading = Role.CONSUME if any(axis_units(read)) else Role.FIXED  # depthwise: `c <- 1`
+        pair: list[tuple[Axis, Role]] = [(out, Role.PRODUCE), (read, reading)]
         if line.reverse:
             pair.reverse()
-        kernel: list[tuple[Axis, Role]] = [(Fixed(n), Role.FIXED) for n in shape[2:]]
-        return [axis for axis, _ in pair + kernel], [role for _, role in pair + kernel]
+        pair += [(Fixed(n), Role.FIXED) for n in shape[2:]]
+        return [axis for axis, _ in pair], [frozenset({role}) for _, role in pair]
 
     def _parsed(self, text: str, numbers: Mapping[str, int]) -> Axis:
-        expression = parse_expression(text, {**self.largest, **numbers})
+        expression = parse_expression(text, {**self.largest, **numbers}, made=self.made)
         self.families.update(expression.families)
         return expression.axis
 
@@ -160,14 +224,3 @@ def _vector_role(part: str) -> Role:
     if part == "running_var":
         return Role.VARIANCE
     return Role.SCALE if part in _GAINS else Role.VECTOR
-
-
-def _agree(cover: Cover, other: Cover, alias: str) -> None:
-    """A tied tensor must mean the same under each of its names (pinned axes may differ)."""
-    for dim, (mine, theirs) in enumerate(zip(cover.axes, other.axes, strict=True)):
-        if mine != theirs and not {*axis_units(mine), *axis_units(theirs)} <= PINNED.keys():
-            raise IncompatibleModels(
-                "two lines disagree about a tied tensor",
-                where=f"{cover.name} = {alias}, axis {dim}: `{mine}` and `{theirs}`",
-                fix="give both names the same space on that axis",
-            )

@@ -37,14 +37,13 @@ def execution_order(
             writers.setdefault(space, []).append(node)
     before = {n: {w for s in reads[n] for w in writers.get(s, ()) if w != n} for n in nodes}
     component = _components(nodes, before)
+    outside = {n: {p for p in before[n] if component[p] != component[n]} for n in nodes}
     done: set[str] = set()
     written: set[str] = set()
     order: list[str] = []
     waiting = list(nodes)
     while waiting:
-        ready = [
-            n for n in waiting if all(p in done or component[p] == component[n] for p in before[n])
-        ]
+        ready = [n for n in waiting if outside[n] <= done]
         started = (n for n in ready if all(s in written or s not in writers for s in reads[n]))
         # A cycle that nothing outside feeds has no natural first node: take the given order's.
         node = next(started, ready[0])

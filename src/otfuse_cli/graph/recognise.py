@@ -8,18 +8,22 @@ is refused with the ways to go on.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 
 from ..errors import IncompatibleModels, UnreadableInput
-from .bind import bind
+from .bind import bind, first_unproven
 from .chain import chain_modules, matrix_of
 from .covers import Shapes
+from .given import Config
 from .model import LayerGraph, OpKind
 from .order import base_order
-from .spec import Pattern, Spec, load_specs, parse_specs
+from .patterns import Pattern
+from .spec import Spec, load_specs, parse_specs
 
 HOW_TO_GO_ON = (
     "say what the network is: --arch mlp (linear layers in order), --arch FAMILY "
@@ -27,7 +31,8 @@ HOW_TO_GO_ON = (
 )
 
 
-def families() -> dict[str, tuple[Spec, ...]]:
+@cache
+def families() -> Mapping[str, tuple[Spec, ...]]:
     """The bundled families: name to spec documents, any of which may fit."""
     found: dict[str, list[Spec]] = {}
     folder = resources.files(__package__) / "families"
@@ -44,6 +49,7 @@ def layer_graph(
     shapes: Shapes,
     *,
     aliases: Mapping[str, tuple[str, ...]] | None = None,
+    config: Config | None = None,
     label: str = "the checkpoint",
 ) -> LayerGraph:
     """The layer graph of a checkpoint, as `--arch` says.
@@ -52,6 +58,7 @@ def layer_graph(
         arch: `auto`, a family's name, `mlp`, or a path to a spec.
         shapes: Shape of every tensor, in the order of the file.
         aliases: Other names of tied tensors.
+        config: What the model's config.json says: numbers that shapes don't tell (heads).
         label: What messages call the checkpoint.
 
     Raises:
@@ -59,15 +66,16 @@ def layer_graph(
         UnreadableInput: A spec file that is missing or not YAML.
     """
     known = families()
+    it = _Evidence(shapes, aliases or {}, config, label)
     if arch == "auto":
-        return _recognise(shapes, aliases, known, label)
+        return _recognise(it, known)
     if arch == "mlp":
-        return bind(_mlp(shapes, label), shapes, aliases=aliases, where="arch mlp")
+        return it.bind(_mlp(shapes, label), "arch mlp")
     if arch in known:
-        return _first_fit(known[arch], shapes, aliases, label)
+        return _first_fit(known[arch], it)
     if arch.endswith((".yaml", ".yml")):
-        specs = load_specs(Path(arch))
-        return _first_of(specs, shapes, aliases, f"spec {arch}")
+        specs = [s for spec in load_specs(Path(arch)) for s in _with_family(spec, known, arch)]
+        return _first_of([s for s in specs if _required(s, shapes)] or specs, it, f"spec {arch}")
     if Path(arch).suffix:
         raise UnreadableInput(
             "not a spec", where=f"--arch {arch}", why="a spec ends in .yaml", fix=_ways(known)
@@ -75,16 +83,39 @@ def layer_graph(
     raise IncompatibleModels("unknown architecture", where=f"--arch {arch}", fix=_ways(known))
 
 
+@dataclass(frozen=True)
+class _Evidence:
+    """What is known of a checkpoint."""
+
+    shapes: Shapes
+    aliases: Mapping[str, tuple[str, ...]]
+    config: Config | None
+    label: str
+
+    def bind(self, spec: Spec, where: str) -> LayerGraph:
+        return bind(spec, self.shapes, aliases=self.aliases, config=self.config, where=where)
+
+
+def _with_family(spec: Spec, known: Mapping[str, tuple[Spec, ...]], path: str) -> tuple[Spec, ...]:
+    """The family that `spec` names, with the sizes that it gives; else the spec itself."""
+    if not spec.family:
+        return (spec,)
+    if spec.family not in known:
+        raise IncompatibleModels(
+            "not a valid spec",
+            where=path,
+            why=f"no bundled family is called {spec.family!r}",
+            fix=f"families are {', '.join(sorted(known))}",
+        )
+    return tuple(replace(f, sizes={**f.sizes, **spec.sizes}) for f in known[spec.family])
+
+
 def _ways(known: Mapping[str, object]) -> str:
     return HOW_TO_GO_ON.format(families=", ".join(sorted(known)))
 
 
-def _recognise(
-    shapes: Shapes,
-    aliases: Mapping[str, tuple[str, ...]] | None,
-    known: Mapping[str, tuple[Spec, ...]],
-    label: str,
-) -> LayerGraph:
+def _recognise(it: _Evidence, known: Mapping[str, tuple[Spec, ...]]) -> LayerGraph:
+    shapes, label = it.shapes, it.label
     fits: list[LayerGraph] = []
     misses: list[IncompatibleModels] = []
     candidates = [*(s for specs in known.values() for s in specs), *_numbered_chains(shapes)]
@@ -92,7 +123,7 @@ def _recognise(
         if not _required(spec, shapes):
             continue
         try:
-            fits.append(_fit(spec, shapes, aliases))
+            fits.append(_fit(spec, it))
         except IncompatibleModels as error:
             misses.append(error)
     different = [g for i, g in enumerate(fits) if all(_differ(g, f) for f in fits[:i])]
@@ -134,52 +165,36 @@ def _required(spec: Spec, shapes: Shapes) -> bool:
     return all(any(p.match(n) for n in names) for p in spec.require)
 
 
-def _first_fit(
-    specs: tuple[Spec, ...],
-    shapes: Shapes,
-    aliases: Mapping[str, tuple[str, ...]] | None,
-    label: str,
-) -> LayerGraph:
+def _first_fit(specs: Sequence[Spec], it: _Evidence) -> LayerGraph:
     """The first document of a family that fits; when named by hand, ambiguity is the user's say."""
-    fitting = [s for s in specs if _required(s, shapes)] or list(specs)
+    fitting = [s for s in specs if _required(s, it.shapes)] or list(specs)
     for spec in fitting[:-1]:
         try:
-            return _fit(spec, shapes, aliases, cautious=False)
+            return _fit(spec, it, cautious=False)
         except IncompatibleModels:
             continue
-    return _fit(fitting[-1], shapes, aliases, cautious=False)
+    return _fit(fitting[-1], it, cautious=False)
 
 
-def _first_of(
-    specs: tuple[Spec, ...],
-    shapes: Shapes,
-    aliases: Mapping[str, tuple[str, ...]] | None,
-    where: str,
-) -> LayerGraph:
+def _first_of(specs: Sequence[Spec], it: _Evidence, where: str) -> LayerGraph:
     for spec in specs[:-1]:
         try:
-            return bind(spec, shapes, aliases=aliases, where=where)
+            return it.bind(spec, where)
         except IncompatibleModels:
             continue
-    return bind(specs[-1], shapes, aliases=aliases, where=where)
+    return it.bind(specs[-1], where)
 
 
-def _fit(
-    spec: Spec,
-    shapes: Shapes,
-    aliases: Mapping[str, tuple[str, ...]] | None,
-    *,
-    cautious: bool = True,
-) -> LayerGraph:
+def _fit(spec: Spec, it: _Evidence, *, cautious: bool = True) -> LayerGraph:
     """Bind a family, and refuse it where something in the checkpoint speaks against it."""
     where = f"family {spec.name}"
-    graph = bind(spec, shapes, aliases=aliases, where=where)
-    if graph.warnings:
-        raise _doubt(where, graph.warnings[0])
-    if spec.uniform_norms:
+    graph = it.bind(spec, where)
+    if (why := first_unproven(graph)) is not None:
+        raise _doubt(where, why)
+    if spec.norms == "uniform":
         _require_uniform_norms(graph, where)
     if spec.chain and cautious:
-        for reason in _chain_doubts(spec, shapes):
+        for reason in _chain_doubts(spec, it.shapes):
             raise _doubt(where, reason)
     return graph
 

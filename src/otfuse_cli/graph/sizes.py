@@ -44,15 +44,20 @@ def fit_axis(axis: Axis, length: int, sizes: Mapping[str, int]) -> dict[str, int
 
 
 def solve_sizes(
-    covers: Mapping[str, Cover], shapes: Shapes, given: Mapping[str, int], where: str
+    covers: Mapping[str, Cover],
+    shapes: Shapes,
+    given: Mapping[str, tuple[int, str]],
+    where: str,
 ) -> dict[str, int]:
     """Sizes of all spaces of a spec; each axis is solved for the one space not known yet.
+
+    `given` are sizes that are known, and where from.
 
     Raises:
         IncompatibleModels: An axis doesn't fit (tensor and axis named), or a size stays unknown.
     """
-    sizes = dict(given)
-    origin = dict.fromkeys(sizes, "sizes:")
+    sizes = {space: size for space, (size, _) in given.items()}
+    origin = {space: source for space, (_, source) in given.items()}
     pending = [(c, d) for c in covers.values() for d in range(len(c.axes))]
     while pending:
         left = []

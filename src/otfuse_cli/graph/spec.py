@@ -2,65 +2,24 @@
 
 `OUT <- IN` says that axis 0 of a weight is OUT and axis 1 is IN; `IN -> OUT` the reverse
 (embeddings, transposed convolutions); a bare `SPACE` is one number per unit (norms); a list
-`[A, B, ...]` gives every axis of a tensor. `*` multiplies (outer first), `+` concatenates, numbers
-are fixed positions, `in` and `out` never move, `x@h` is a family: one map for each unit of h.
-This room parses; `bind` fits a spec to the shapes of a checkpoint.
+`[A, B, ...]` gives every axis of a tensor, each with its roles in front where it isn't added.
+This room parses documents; `bind` fits a spec to the shapes of a checkpoint.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import IncompatibleModels, UnreadableInput
-from .axes import Axis, Fixed, Unit, concat, product
+from .expressions import check_expression
+from .model import Role
+from .patterns import Pattern
 
 PINNED = {"in": "input", "out": "output"}
-
-Captures = Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Match:
-    """What a pattern captured: numbers by name, and the texts that its stars stand for."""
-
-    numbers: Captures
-    stars: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """A module or tensor name with `{i}` for a number and `*` for anything up to the next dot."""
-
-    text: str
-
-    def match(self, name: str) -> Match | None:
-        """What `{i}` and `*` stand for when `name` matches as a whole, else None."""
-        found = re.fullmatch(self._regex, name)
-        if found is None:
-            return None
-        groups = found.groupdict()
-        numbers = {k: int(v) for k, v in groups.items() if not k.startswith("star")}
-        return Match(numbers, tuple(v for k, v in groups.items() if k.startswith("star")))
-
-    @cached_property
-    def _regex(self) -> str:
-        seen: set[str] = set()
-        out = ""
-        for at, piece in enumerate(re.split(r"(\{\w+\}|\*)", self.text)):
-            if piece == "*":
-                out += rf"(?P<star{at}>[^.]*)"
-            elif piece.startswith("{"):
-                name = piece[1:-1]
-                out += f"(?P={name})" if name in seen else rf"(?P<{name}>\d+)"
-                seen.add(name)
-            else:
-                out += re.escape(piece)
-        return out
 
 
 @dataclass(frozen=True)
@@ -74,6 +33,7 @@ class Line:
         inp: Expression of the axis that reads, None for a bare space or a list.
         reverse: True for `IN -> OUT`: the weight's axis 0 is IN.
         axes: For a list, the expression of every axis.
+        roles: For a list, the roles written in front of every axis; none where there are none.
     """
 
     patterns: tuple[Pattern, ...]
@@ -82,6 +42,7 @@ class Line:
     inp: str | None = None
     reverse: bool = False
     axes: tuple[str, ...] = ()
+    roles: tuple[frozenset[Role], ...] = ()
 
     @property
     def label(self) -> str:
@@ -91,11 +52,33 @@ class Line:
 
 @dataclass(frozen=True)
 class Same:
-    """`LEFT = RIGHT unless NAME, NAME`: two spaces are one where no such module exists."""
+    """`LEFT = RIGHT unless NAME, NAME`: two spaces are one where no such module exists.
+
+    `LEFT = RIGHT if sizes agree`: where they are as large, too.
+    """
 
     left: str
     right: str
     unless: tuple[str, ...] = ()
+    if_sizes_agree: bool = False
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """`SPACE: REASON unless NAME, NAME`: units that stay in place where no such module exists."""
+
+    space: Pattern
+    reason: str
+    unless: tuple[Pattern, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tied:
+    """`TENSOR = OTHER unless NAME, NAME`: a tensor that also plays the part of a missing one."""
+
+    tensor: str
+    other: str
+    unless: tuple[Pattern, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -106,24 +89,37 @@ class Spec:
         name: File stem or family name.
         lines: In file order; the first that matches a tensor decides.
         chain: Name patterns of a plain feed-forward net, instead of or before `lines`.
-        sizes: Sizes that the shapes don't determine.
+        sizes: Sizes that the shapes don't determine, by name or pattern: a number, or the keys of
+            config.json that give it.
+        check: Sizes, or products of sizes, that must be as given or as config.json says.
         same: Conditional identifications of spaces.
         act: `relu` or `other`: the function between layers.
         require: Names that must exist (families only).
-        uniform_norms: Every layer has a norm, or none has (families only).
+        norms: `uniform`: every layer has a norm, or none has (families only); `rms`: their kind.
+        pinned: Spaces that stay in place, and why.
+        tied: Tensors that stand for others which the file leaves out.
+        family: The bundled family that this spec is, with sizes of its own.
     """
 
     name: str
     lines: tuple[Line, ...] = ()
     chain: tuple[Pattern, ...] = ()
-    sizes: Mapping[str, int] | None = None
+    sizes: Mapping[str, int | tuple[str, ...]] = field(default_factory=dict)
+    check: Mapping[str, int | tuple[str, ...]] = field(default_factory=dict)
     same: tuple[Same, ...] = ()
     act: str = "other"
     require: tuple[Pattern, ...] = ()
-    uniform_norms: bool = False
+    norms: str = ""
+    pinned: tuple[Pinned, ...] = ()
+    tied: tuple[Tied, ...] = ()
+    family: str = ""
 
 
-_KEYS = {"name", "layers", "chain", "sizes", "same", "act", "require", "norms", "description"}
+_KEYS = {
+    "name", "layers", "chain", "sizes", "same", "act", "require", "norms", "description",
+    "pinned", "tied", "family", "check",
+}  # fmt: skip
+_BODY = {"layers", "chain", "family"}
 
 
 def load_specs(path: Path) -> tuple[Spec, ...]:
@@ -158,29 +154,56 @@ def parse_specs(text: str, *, where: str, name: str) -> tuple[Spec, ...]:
 
 
 def _document(data: Any, where: str, name: str) -> Spec:
-    if not isinstance(data, dict) or not ({"layers", "chain"} & data.keys()):
+    if not isinstance(data, dict) or not (_BODY & data.keys()):
         raise _bad(where, "it has neither `layers:` nor `chain:`", "see docs/spec.md")
     if unknown := sorted(str(k) for k in data.keys() - _KEYS):
         raise _bad(where, f"unknown key {unknown[0]!r}", f"keys are {', '.join(sorted(_KEYS))}")
     layers = data.get("layers") or {}
     if not isinstance(layers, dict):
         raise _bad(where, "`layers` must map names to axes", "write `conv1: c1 <- in`")
-    act = data.get("act", "other")
-    if act not in ("relu", "other"):
-        raise _bad(where, f"act: {act!r}", "use relu or other")
-    sizes = data.get("sizes") or {}
-    if not isinstance(sizes, dict) or not all(isinstance(v, int) and v > 0 for v in sizes.values()):
-        raise _bad(where, "`sizes` must map spaces to positive numbers", "write `sizes: {h: 12}`")
+    act = _one_of(data, "act", ("other", "relu"), where)
+    pinned = data.get("pinned") or {}
+    if not isinstance(pinned, dict):
+        raise _bad(where, "`pinned` must map spaces to reasons", "write `pinned: {d: rotary}`")
     return Spec(
         name=str(data.get("name", name)),
         lines=tuple(_line(str(k), v, where) for k, v in layers.items()),
-        chain=tuple(Pattern(p) for p in _strings(data.get("chain"), "chain", where)),
-        sizes={str(k): v for k, v in sizes.items()},
+        chain=_patterns(_strings(data.get("chain"), "chain", where), where),
+        sizes=_sizes(data.get("sizes") or {}, "sizes", where),
+        check=_sizes(data.get("check") or {}, "check", where),
         same=tuple(_same(s, where) for s in _strings(data.get("same"), "same", where)),
         act=act,
-        require=tuple(Pattern(p) for p in _strings(data.get("require"), "require", where)),
-        uniform_norms=data.get("norms") == "uniform",
+        require=_patterns(_strings(data.get("require"), "require", where), where),
+        norms=_one_of(data, "norms", ("", "uniform", "rms"), where),
+        pinned=tuple(_pinned(str(k), str(v), where) for k, v in pinned.items()),
+        tied=tuple(_tied(s, where) for s in _strings(data.get("tied"), "tied", where)),
+        family=str(data.get("family", "")),
     )
+
+
+def _one_of(data: Mapping[str, Any], key: str, values: tuple[str, ...], where: str) -> str:
+    value = data.get(key, values[0])
+    if value not in values:
+        raise _bad(where, f"{key}: {value!r}", f"use {' or '.join(v for v in values if v)}")
+    return str(value)
+
+
+def _sizes(sizes: Any, key: str, where: str) -> dict[str, int | tuple[str, ...]]:
+    fix = f"write `{key}: {{h: 12}}`"
+    if not isinstance(sizes, dict):
+        raise _bad(where, f"`{key}` must map spaces to positive numbers", fix)
+    found: dict[str, int | tuple[str, ...]] = {}
+    for space, value in sizes.items():
+        keys = [value] if isinstance(value, str) else value
+        if isinstance(keys, list) and keys and all(isinstance(k, str) for k in keys):
+            found[str(space)] = tuple(keys)
+        elif isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            found[str(space)] = value
+        else:
+            why = f"`{key}` must map spaces to positive numbers or keys of config.json: {value!r}"
+            raise _bad(where, why, fix)
+        _patterns([str(space)], where)
+    return found
 
 
 def _strings(value: Any, key: str, where: str) -> list[str]:
@@ -191,11 +214,22 @@ def _strings(value: Any, key: str, where: str) -> list[str]:
     return [str(v) for v in value]
 
 
+def _patterns(texts: Iterable[str], where: str) -> tuple[Pattern, ...]:
+    patterns = tuple(Pattern(text.strip()) for text in texts if text.strip())
+    for pattern in patterns:
+        try:
+            pattern.check()
+        except ValueError as error:
+            raise _bad(where, str(error), "see docs/spec.md") from error
+    return patterns
+
+
 def _line(key: str, value: Any, where: str) -> Line:
-    patterns = tuple(Pattern(p.strip()) for p in key.split(",") if p.strip())
+    patterns = _patterns(key.split(","), where)
     if isinstance(value, list):
-        axes = tuple(str(v) for v in value)
-        line = Line(patterns, f"[{', '.join(axes)}]", axes=axes)
+        texts = tuple(str(v) for v in value)
+        axes, roles = zip(*map(_entry, texts), strict=True) if texts else ((), ())
+        line = Line(patterns, f"[{', '.join(texts)}]", axes=axes, roles=roles)
     else:
         text = str(value).strip()
         left, arrow, right = (part.strip() for part in re.split(r"(<-|->|$)", text, maxsplit=1))
@@ -210,112 +244,49 @@ def _line(key: str, value: Any, where: str) -> Line:
     for expression in (line.out, line.inp, *line.axes):
         if expression is not None:
             try:
-                _Parser(re.sub(r"\{[^}]*\}", "0", expression)).parse()
+                check_expression(expression)
             except ValueError as error:
                 raise _bad(where, f"in {line.label}: {error}", "see docs/spec.md") from error
     return line
 
 
+def _entry(text: str) -> tuple[str, frozenset[Role]]:
+    """One axis of a list: words for its roles, then the expression."""
+    words = text.split()
+    roles = []
+    while len(words) > 1 and words[0] in set(Role):
+        roles.append(Role(words.pop(0)))
+    return " ".join(words), frozenset(roles)
+
+
+_UNLESS = r"(?:\s+unless\s+(.+?))?\s*"
+
+
 def _same(text: str, where: str) -> Same:
-    found = re.fullmatch(r"\s*(\S+)\s*=\s*(\S+?)\s*(?:\s+unless\s+(.+))?\s*", text)
+    found = re.fullmatch(r"\s*(\S+)\s*=\s*(\S+?)(\s+if sizes agree)?" + _UNLESS, text)
     if found is None:
         raise _bad(where, f"can't read {text!r}", "write `s0 = s1 unless layer1.0.shortcut.0`")
+    left, right, agree, unless = found.groups()
+    return Same(left, right, _names(unless), agree is not None)
+
+
+def _tied(text: str, where: str) -> Tied:
+    found = re.fullmatch(r"\s*(\S+)\s*=\s*(\S+?)" + _UNLESS, text)
+    if found is None:
+        raise _bad(where, f"can't read {text!r}", "write `wte.weight = lm_head.weight unless head`")
     left, right, unless = found.groups()
-    names = tuple(n.strip() for n in unless.split(",")) if unless else ()
-    return Same(left, right, names)
+    return Tied(left, right, _patterns(_names(unless), where))
+
+
+def _pinned(space: str, text: str, where: str) -> Pinned:
+    reason, _, unless = text.partition(" unless ")
+    (pattern,) = _patterns([space], where)
+    return Pinned(pattern, reason.strip(), _patterns(_names(unless), where))
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(n.strip() for n in (text or "").split(",") if n.strip())
 
 
 def _bad(where: str, why: str, fix: str) -> IncompatibleModels:
     return IncompatibleModels("not a valid spec", where=where, why=why, fix=fix)
-
-
-def substitute(text: str, captures: Captures) -> str:
-    """Replace `{i}`, `{i-1}`, `{i+2}`, `{max i}` by captured numbers.
-
-    `{max i}` is the largest number that i stands for anywhere: `captures["max i"]`.
-
-    Raises:
-        ValueError: A name that nothing captured.
-    """
-
-    def number(found: re.Match[str]) -> str:
-        name, sign, offset = found.groups()
-        if name not in captures:
-            raise ValueError(f"{{{name}}} is not captured by the name pattern")
-        return str(captures[name] + int(f"{sign}{offset}" if sign else 0))
-
-    return re.sub(r"\{((?:max )?\w+?)(?:([+-])(\d+))?\}", number, text)
-
-
-@dataclass(frozen=True)
-class Expression:
-    """A parsed axis expression and the families it declares (space to index space)."""
-
-    axis: Axis
-    families: Mapping[str, str]
-
-
-def parse_expression(text: str, captures: Captures) -> Expression:
-    """Parse one axis expression; `in` and `out` come back as units of those names.
-
-    Raises:
-        ValueError: Not an expression.
-    """
-    return _Parser(substitute(text, captures)).parse()
-
-
-class _Parser:
-    """cat := prod ('+' prod)*; prod := atom ('*' atom)*; atom := n | x | x@h | '(' cat ')'."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.tokens = [t for t in re.split(r"\s*([*+()@])\s*|\s+", text) if t]
-        self.at = 0
-        self.families: dict[str, str] = {}
-
-    def parse(self) -> Expression:
-        axis = self._cat()
-        if self.at != len(self.tokens):
-            raise ValueError(f"unexpected {self.tokens[self.at]!r} in {self.text!r}")
-        return Expression(axis, self.families)
-
-    def _peek(self) -> str | None:
-        return self.tokens[self.at] if self.at < len(self.tokens) else None
-
-    def _take(self) -> str:
-        token = self._peek()
-        if token is None:
-            raise ValueError(f"{self.text!r} ends too early")
-        self.at += 1
-        return token
-
-    def _joined(self, sign: str, part: Callable[[], Axis]) -> list[Axis]:
-        found = [part()]
-        while self._peek() == sign:
-            self._take()
-            found.append(part())
-        return found
-
-    def _cat(self) -> Axis:
-        return concat(*self._joined("+", self._prod))
-
-    def _prod(self) -> Axis:
-        return product(*self._joined("*", self._atom))
-
-    def _atom(self) -> Axis:
-        token = self._take()
-        if token == "(":
-            inner = self._cat()
-            if self._take() != ")":
-                raise ValueError(f"a bracket is not closed in {self.text!r}")
-            return inner
-        if token.isdigit():
-            if int(token) < 1:
-                raise ValueError(f"a size must be positive in {self.text!r}")
-            return Fixed(int(token))
-        if not re.fullmatch(r"[A-Za-z_][\w.]*", token):
-            raise ValueError(f"{token!r} is not a space name in {self.text!r}")
-        if self._peek() == "@":
-            self._take()
-            self.families[token] = self._take()
-        return Unit(token)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -63,6 +64,7 @@ def architecture(
     shapes: Shapes,
     *,
     aliases: Aliases | None = None,
+    config: Mapping[str, Any] | None = None,
     label: str = "the checkpoint",
     free_outputs: bool = False,
 ) -> Architecture:
@@ -73,6 +75,7 @@ def architecture(
             `torchvision:NAME`, `timm:NAME`, `hf:DIR`), or a saved program (`graph.pt2`).
         shapes: Of every tensor of the checkpoint, in the order of the file.
         aliases: Other names of tied tensors.
+        config: What the config.json beside the checkpoint says.
         label: What messages call the checkpoint.
         free_outputs: Leave the units of a traced network's outputs free.
 
@@ -89,7 +92,7 @@ def architecture(
             where=f"--arch {arch}",
             fix="give a factory or a .pt2, or leave the output out of the spec",
         )
-    return Architecture(layer_graph(arch, shapes, aliases=aliases, label=label))
+    return Architecture(layer_graph(arch, shapes, aliases=aliases, config=config, label=label))
 
 
 def _from_factory(

@@ -1,0 +1,27 @@
+"""The config.json that Hugging Face puts beside a checkpoint: numbers that shapes don't tell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_LARGEST = 1 << 20  # bytes; a config is a page or two
+
+
+def read_config(path: Path | None) -> Mapping[str, Any] | None:
+    """What the config.json beside `path` (or in it, for a folder) says.
+
+    None when there is none that can be read: it is a help, and not part of the checkpoint.
+    """
+    if path is None:
+        return None
+    file = (path if path.is_dir() else path.parent) / "config.json"
+    try:
+        if file.stat().st_size > _LARGEST:
+            return None
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
