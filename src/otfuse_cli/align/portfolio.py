@@ -100,7 +100,9 @@ class Portfolio:
             return
         usual = _USUAL_PASSES * pass_flop
         dear = self._spent() + usual > self.recipe.effort
-        passes = _FEW_PASSES if dear else MOST_PASSES
+        # Entropic plans gain a little in every pass, and each solve is a long iteration.
+        entropic = self.recipe.solver != "exact"
+        passes = _FEW_PASSES if dear or entropic else MOST_PASSES
         self._descend("sweep + descent", self.swept, salt=0, passes=passes)
         relaxed = MOST_STEPS * (self.work.dense_flop(self.spaces) + pass_flop)
         self._try("frank-wolfe + descent", relaxed + usual, self.frank_wolfe)
@@ -110,7 +112,7 @@ class Portfolio:
                 usual,
                 partial(self._descend, "identity + descent", plain, salt=0, passes=MOST_PASSES),
             )
-        for order in range(1, _ORDERS):
+        for order in range(1, 1 if entropic else _ORDERS):
             name = f"sweep + descent, order {order}"
             again = partial(self._descend, name, self.swept, salt=order, passes=MOST_PASSES)
             self._try(name, usual, again)
