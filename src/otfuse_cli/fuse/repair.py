@@ -154,15 +154,19 @@ def fused_variance(
     for model, alignment, share in models:
         node = model.graph.tensors[weight]
         rows = model.read(weight).double()
-        if alignment is not None:
+        # Reordered inputs leave the length of a row: all axes of a hard alignment move at once,
+        # as they must where one axis is the index of another (grouped convolutions).
+        soft = alignment if alignment is not None and not alignment.hard else None
+        if soft is not None:
             inputs = [d for d in range(rows.dim()) if d != dim]
-            rows = transport(rows, weight, model.graph, _on(alignment, node, inputs))
+            rows = transport(rows, weight, model.graph, _on(soft, node, inputs))
         deviation = model.read(variance).double().clamp(min=0).sqrt()
         norms = _norms(rows, dim)
         gain = torch.where(norms > 0, deviation / norms, 0.0)
         rows = rows * gain.view([-1 if d == dim else 1 for d in range(rows.dim())])
         if alignment is not None:
-            rows = transport(rows, weight, model.graph, _on(alignment, node, [dim]))
+            whole = alignment if soft is None else _on(soft, node, [dim])
+            rows = transport(rows, weight, model.graph, whole)
         total = rows * share if total is None else total.add_(rows, alpha=share)
     assert total is not None
     found = _norms(total, dim).square().to(mean_M)
