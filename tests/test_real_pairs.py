@@ -15,16 +15,21 @@ import otfuse_cli
 
 
 @cache
-def evaluate() -> ModuleType:
-    """examples/evaluate.py, which measures for people too."""
-    path = Path(__file__).parents[1] / "examples" / "evaluate.py"
-    spec = importlib.util.spec_from_file_location("evaluate", path)
+def load_example(name: str) -> ModuleType:
+    """A script of examples/ as a module."""
+    path = Path(__file__).parents[1] / "examples" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["evaluate"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def evaluate() -> ModuleType:
+    """examples/evaluate.py, which measures for people too."""
+    return load_example("evaluate")
 
 
 def score(tensors: dict[str, torch.Tensor]) -> float:
@@ -57,7 +62,7 @@ def test_endpoints_return_the_parents_bit_for_bit(shared, stem):
     a, b = pair(shared, stem)
     load = evaluate().load
     source, anchor = load(a), load(b)
-    fused, report = otfuse_cli.merge(a, b, weights=(1, 0))
+    fused, report = otfuse_cli.merge(a, b, weights=(1, 0), matcher="sweep")
     assert all(s.moved_fraction > 0.5 for s in report.spaces)
     for name, tensor in source.items():
         assert fused[name].dtype in (torch.float16, torch.int64)
@@ -83,3 +88,50 @@ def test_the_aligned_source_computes_what_the_source_computed(shared, stem):
 def test_vgg(shared, options, expected, within):
     fused, _ = otfuse_cli.merge(*pair(shared, "cifar10-vgg11half"), **options)
     assert score(fused) == pytest.approx(expected, abs=within)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stem", "network"), [("cifar10-vit", "vit"), ("cifar10-resnet18w16", "resnet18w16")]
+)
+def test_a_traced_graph_keeps_the_function_of_real_networks(shared, stem, network):
+    """Outputs of source and aligned source on real images, in float32."""
+    arch = f"{Path(__file__).parents[1] / 'examples' / 'networks.py'}:{network}"
+    a, b = pair(shared, stem)
+    fused, report = otfuse_cli.merge(a, b, weights=(1, 0), arch=arch)
+    assert report.checks.function_preserved is True
+    assert report.checks.max_error < 1e-10
+    module, _ = getattr(load_example("networks"), network)()
+    images, _ = evaluate().cifar()
+    outputs = []
+    for tensors in (evaluate().load(a), {n: t.float() for n, t in fused.items()}):
+        module.load_state_dict(tensors, strict=False)
+        with torch.no_grad():
+            found = module.eval()(images[:64])
+        outputs.append(getattr(found, "logits", found))
+    assert (outputs[0] - outputs[1]).abs().max() < 1e-4 * outputs[0].abs().max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stem", "suffix", "floor"),
+    [
+        ("mnist-mlpnet", ".checkpoint", 96.9),
+        ("cifar10-vgg11half", ".safetensors", 77),
+        ("cifar10-resnet18w16", ".safetensors", 70),
+    ],
+)
+def test_the_default_without_data(shared, stem, suffix, floor):
+    """Measured: 97.04, 79.82, 72.23."""
+    fused, report = otfuse_cli.merge(*pair(shared, stem, suffix))
+    assert score(fused) >= floor
+    objectives = [c.objective for c in report.candidates]
+    assert max(objectives) == next(c.objective for c in report.candidates if c.chosen)
+
+
+@pytest.mark.slow
+def test_repair_is_what_batch_norm_needs(shared):
+    a, b = pair(shared, "cifar10-resnet18w16")
+    with_it, _ = otfuse_cli.merge(a, b, matcher="descent")
+    without, _ = otfuse_cli.merge(a, b, matcher="descent", repair="none")
+    assert score(with_it) > score(without) + 40

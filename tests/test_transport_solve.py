@@ -8,7 +8,7 @@ import ot
 import pytest
 import scipy.optimize
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
@@ -216,6 +216,7 @@ def test_ties_with_unequal_sizes() -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(2, 7), st.integers(2, 7), st.integers(0, 2**31))
+@example(7, 6, 346)  # rounding of the masses leaves 3e-17 on an edge that is not tight
 def test_property_lexicographic_optimum_with_masses(n: int, m: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     cost = torch.randint(0, 3, (n, m), generator=generator).double()

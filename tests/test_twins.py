@@ -174,3 +174,36 @@ def test_residual_identity_leaves_the_streams_in_place():
     assert distance(run(net, fused, shape), run(net, other, shape)) < 1e-5
     stay = {s.id for s in report.spaces if s.solver == "identity"}
     assert stay == {"s0", "s2", "s3"}
+
+
+@pytest.mark.parametrize("solver", ["sinkhorn", "unbalanced"])
+def test_soft_solvers_work_wherever_the_exact_one_does(solver):
+    net, shape = NETS["vgg-bn"]
+    anchor = state(net)
+    other = {n: t.clone() for n, t in state(randomise(net, 63)).items()}
+    randomise(net, list(NETS).index("vgg-bn"))
+    fused, report = otfuse_cli.merge(other, anchor, solver=solver)
+    assert {s.solver for s in report.spaces} == {solver}
+    assert all(torch.isfinite(t).all() for t in fused.values())
+    assert not torch.equal(fused["features.0.weight"], anchor["features.0.weight"])
+    assert torch.isfinite(run(net, fused, shape)).all()
+
+
+def test_an_anchor_unit_without_a_source_keeps_its_weights():
+    """Unbalanced transport may send nothing to a unit far from all others."""
+    from otfuse_cli.transport.maps import Coupling
+    from otfuse_cli.transport.plan import Plan
+
+    tensors = state(NETS["mlp"][0])
+    graph = graph_of(tensors)
+    plan = torch.zeros(9, 9, dtype=torch.float64)
+    plan[:8, :8] = torch.eye(8) / 8
+    moved = transport(
+        tensors["fc2.weight"] + 1,
+        "fc2.weight",
+        graph,
+        Alignment({"fc1": Coupling(Plan.from_dense(plan))}),
+        anchor=tensors["fc2.weight"],
+    )
+    torch.testing.assert_close(moved[:, :8], tensors["fc2.weight"][:, :8] + 1)
+    assert torch.equal(moved[:, 8], tensors["fc2.weight"][:, 8])

@@ -21,7 +21,16 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["OtfuseError", "Report", "__version__", "align", "inspect", "merge", "prune_fuse"]
+__all__ = [
+    "OtfuseError",
+    "Report",
+    "__version__",
+    "align",
+    "check",
+    "inspect",
+    "merge",
+    "prune_fuse",
+]
 
 
 def merge(*checkpoints: Source, **options: Any) -> tuple[dict[str, torch.Tensor], Report]:
@@ -76,3 +85,21 @@ def inspect(*checkpoints: Source, **options: Any) -> Report:
     from .commands.requests import InspectRequest
 
     return verb(InspectRequest(checkpoints=checkpoints, **options))
+
+
+def check(checkpoint: Source, arch: str, **options: Any) -> Report:
+    """Prove a layer graph on the network that `arch` names (its code is executed).
+
+    Args:
+        checkpoint: Path or state dict.
+        arch: `pkg.mod:factory`, `file.py:factory`, `graph.pt2`, `hf:DIR`, ...
+        options: Fields of `CheckRequest`, for example `spec="net.yaml"`.
+
+    Raises:
+        GateFailed: The graph is wrong; carries the report.
+        OtfuseError: With the exit code that the command would have.
+    """
+    from .commands.check import check as verb
+    from .commands.requests import CheckRequest
+
+    return verb(CheckRequest(checkpoint=checkpoint, arch=arch, **options))

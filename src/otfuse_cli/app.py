@@ -15,7 +15,13 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from . import render
-from .commands.requests import DemoRequest, InspectRequest, MergeRequest, PruneFuseRequest
+from .commands.requests import (
+    CheckRequest,
+    DemoRequest,
+    InspectRequest,
+    MergeRequest,
+    PruneFuseRequest,
+)
 from .errors import ExitCode, GateFailed, OtfuseError, OutputRefused, UsageError
 from .help import Command, Group
 from .options import RunOptions, build, signature, split
@@ -110,6 +116,7 @@ def merge(request: MergeRequest, progress: Progress) -> Report:
     "otfuse inspect a.pt b.pt --ot-costs",
     "otfuse merge a.pt b.pt -o fused.pt --json | otfuse inspect --ot-costs",
     optional=("checkpoints",),
+    omit=("repair",),
 )
 def inspect(request: InspectRequest, progress: Progress) -> Report:
     """Look before fusing: tensors, layer graph, compatibility, OT costs.
@@ -148,11 +155,29 @@ def prune_fuse(request: PruneFuseRequest, progress: Progress) -> Report:
 
 
 @_command(
+    "check",
+    CheckRequest,
+    "otfuse check a.pt --arch net.py:make_net",
+    "otfuse check a.pt --arch net.py:make_net --spec net.yaml",
+)
+def check(request: CheckRequest, progress: Progress) -> Report:
+    """Prove a layer graph on the network itself.
+
+    All units are permuted at random: the outputs must stay. Each axis is left out once: the
+    outputs must move. --arch names the network (and runs its code). Exits with 7 if the graph is
+    wrong.
+    """
+    from .commands.check import check as verb
+
+    return verb(request, progress=progress)
+
+
+@_command(
     "demo",
     DemoRequest,
     "otfuse demo",
     "otfuse demo --paper -o fused.safetensors",
-    omit=("arch", "key"),
+    omit=("arch", "free_outputs", "key"),
 )
 def demo(request: DemoRequest, progress: Progress) -> Report:
     """Fuse a bundled pair of digit classifiers, and measure parents, plain average and fused net.

@@ -92,7 +92,8 @@ def build(request_type: Callable[..., Any], keywords: Mapping[str, Any]) -> Any:
     if limit is not None and not (isfinite(limit) and limit >= 0):
         raise UsageError("a cost is finite and not negative", where=f"--max-cost {limit}")
     request = request_type(**values)
-    request.recipe()  # refuses a bad choice before anything heavy is imported
+    if hasattr(request, "recipe"):
+        request.recipe()  # refuses a bad choice before anything heavy is imported
     return request
 
 
@@ -147,6 +148,7 @@ OPTIONS: Mapping[str, Any] = {
         list[Path],
         _checkpoint("CKPT", "Checkpoints; the last one is the anchor, unless --anchor says so."),
     ],
+    "checkpoint": Annotated[Path, _checkpoint("CKPT", "A checkpoint of the network.")],
     "dense": Annotated[Path, _checkpoint("DENSE", "The unpruned checkpoint.")],
     "pruned": Annotated[Path, _checkpoint("PRUNED", "Its pruned version: the anchor.")],
     "ot_costs": Annotated[
@@ -205,9 +207,9 @@ OPTIONS: Mapping[str, Any] = {
         _option(
             "--anchor",
             panel=FUSION,
-            metavar="last|first|INDEX",
+            metavar="last|first|medoid|INDEX",
             text="The checkpoint that gives widths and file format, and that the others are "
-            "aligned to; INDEX counts from 0.",
+            "aligned to; INDEX counts from 0, medoid is the one nearest to all others.",
             default="last",
         ),
     ],
@@ -242,12 +244,46 @@ OPTIONS: Mapping[str, Any] = {
         _choice(
             "scale",
             panel=FUSION,
-            text="Different widths: keep the function, or the paper's scaling by M/N.",
+            text="Different widths: keep the function, also bring both models' rows to one length, "
+            "or the paper's scaling by M/N.",
+        ),
+    ],
+    "repair": Annotated[
+        str | None,
+        _choice(
+            "repair",
+            panel=FUSION,
+            text="Undo the shrinking of imperfectly matched units, from the weights alone.",
         ),
     ],
     "matcher": Annotated[
         str | None,
-        _choice("matcher", panel=MATCHING, text="How maps are found: one pass in graph order."),
+        _choice(
+            "matcher",
+            panel=MATCHING,
+            text="How maps are found: one pass in graph order (sweep), steps that look at both "
+            "sides of a unit (descent), all spaces at once (frank-wolfe), or the best of them.",
+        ),
+    ],
+    "passes": Annotated[
+        int | None,
+        _option(
+            "--passes",
+            panel=MATCHING,
+            metavar="P",
+            text="From the second pass on, align each source to the mean of the other models.",
+            default=Recipe.passes,
+        ),
+    ],
+    "effort": Annotated[
+        float | None,
+        _option(
+            "--effort",
+            panel=MATCHING,
+            metavar="FLOP",
+            text="Operations that auto may plan to spend on a source; above it, it tries less.",
+            default=f"{Recipe.effort:g}",
+        ),
     ],
     "metric": Annotated[
         str | None, _choice("metric", panel=MATCHING, text="Ground metric between units.")
@@ -284,8 +320,26 @@ OPTIONS: Mapping[str, Any] = {
             "--arch",
             panel=INPUTS,
             metavar="SPEC",
-            text="What the network looks like: auto (by names and shapes), a family, or spec.yaml.",
+            text="What the network looks like: auto (by names and shapes), a family, spec.yaml, or "
+            "the network itself: file.py:factory (runs that code), graph.pt2, hf:DIR.",
             default="auto",
+        ),
+    ],
+    "spec": Annotated[
+        str | None,
+        _option(
+            "--spec",
+            panel=INPUTS,
+            metavar="SPEC",
+            text="Check this family or spec.yaml on the network instead of the traced graph.",
+        ),
+    ],
+    "free_outputs": Annotated[
+        bool,
+        _flag(
+            "--free-outputs",
+            panel=INPUTS,
+            text="Let the units of a traced network's outputs move: headless backbones.",
         ),
     ],
     "key": Annotated[
@@ -315,6 +369,15 @@ OPTIONS: Mapping[str, Any] = {
             metavar="PATH",
             text="Where the report goes.",
             default="OUT with suffix .report.json",
+        ),
+    ],
+    "write_spec": Annotated[
+        Path | None,
+        _option(
+            "--write-spec",
+            panel=OUTPUT,
+            metavar="FILE",
+            text="Write the layer graph as a spec, for --arch.",
         ),
     ],
     "overwrite": Annotated[

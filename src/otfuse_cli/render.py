@@ -194,6 +194,8 @@ def _print_report(report: Report, view: View) -> None:
     _print_head(sheet, report, view)
     if report.inputs:
         sheet.table("Inputs", tables.inputs(report, look))
+    if report.tensors and _lists_tensors(report, view):
+        sheet.table("Tensors", tables.tensors(report))
     if any(space.ot_cost is not None for space in report.spaces):
         sheet.table(tables.cost_title("Spaces", look), tables.spaces(report, look))
     has_layers = any(layer.ot_cost is not None for layer in report.layers)
@@ -211,6 +213,12 @@ def _print_report(report: Report, view: View) -> None:
         seconds = [(stage, f"{value:.2f} s") for stage, value in report.timings.items()]
         sheet.pairs([*seconds, ("peak memory", f"{report.peak_rss_bytes / 2**20:.0f} MiB")])
     sheet.print()
+
+
+def _lists_tensors(report: Report, view: View) -> bool:
+    """One checkpoint is described in full; with several, or a graph, on request."""
+    alone = report.command == "inspect" and len(report.inputs) == 1 and not view.graph
+    return alone or view.verbose
 
 
 def _print_head(sheet: _Sheet, report: Report, view: View) -> None:

@@ -80,6 +80,25 @@ class GraphRecord:
 
 
 @dataclass(frozen=True)
+class AxisRecord:
+    """One axis of a tensor: its expression, the spaces in it, and the roles it plays."""
+
+    expr: str
+    spaces: tuple[str, ...]
+    roles: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TensorRecord:
+    """A tensor of the anchor; `axes` is null where there is no layer graph."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    axes: tuple[AxisRecord, ...] | None
+
+
+@dataclass(frozen=True)
 class Candidate:
     """One alignment that was tried for one source."""
 
@@ -108,6 +127,7 @@ class Report:
     inputs: tuple[FileRecord, ...] = ()
     output: tuple[FileRecord, ...] = ()
     recipe: Mapping[str, Any] = field(default_factory=dict)
+    tensors: tuple[TensorRecord, ...] = ()
     graph: GraphRecord | None = None
     spaces: tuple[SpaceRecord, ...] = ()
     layers: tuple[LayerRecord, ...] = ()
@@ -141,6 +161,7 @@ def report_from_dict(data: Mapping[str, Any]) -> Report:
         values = {f.name: data[f.name] for f in fields(Report)}
         values["inputs"] = tuple(FileRecord(**r) for r in values["inputs"])
         values["output"] = tuple(FileRecord(**r) for r in values["output"])
+        values["tensors"] = tuple(_tensor(r) for r in values["tensors"])
         values["spaces"] = tuple(
             SpaceRecord(**{**r, "sizes": tuple(r["sizes"]), "tensors": tuple(r["tensors"])})
             for r in values["spaces"]
@@ -157,6 +178,13 @@ def report_from_dict(data: Mapping[str, Any]) -> Report:
     except (KeyError, TypeError) as error:
         raise ValueError(f"broken report: {error}") from error
     return Report(**values)
+
+
+def _tensor(data: Mapping[str, Any]) -> TensorRecord:
+    axes = data["axes"]
+    if axes is not None:
+        axes = tuple(AxisRecord(a["expr"], tuple(a["spaces"]), tuple(a["roles"])) for a in axes)
+    return TensorRecord(data["name"], tuple(data["shape"]), data["dtype"], axes)
 
 
 def _plain(value: Any) -> Any:

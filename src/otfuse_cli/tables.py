@@ -99,13 +99,34 @@ def layers(report: Report, look: Look) -> Table:
     return table
 
 
+def tensors(report: Report) -> Table:
+    """Every tensor of the anchor: shape, dtype, and what its axes are."""
+    known = any(t.axes is not None for t in report.tensors)
+    table = _table("tensor", "shape", "dtype")
+    if known:
+        table.add_column("axes", overflow="fold")
+    for tensor in report.tensors:
+        cells = [clean(tensor.name), "x".join(map(str, tensor.shape)) or "scalar", tensor.dtype]
+        if known:
+            cells.append(clean(", ".join(axis.expr for axis in tensor.axes or ())))
+        table.add_row(*cells)
+    return table
+
+
 def graph(report: Report) -> Iterator[tuple[str, Table]]:
-    """Titled tables of the graph: free spaces, and every axis that stays in place."""
+    """Titled tables of the graph: who makes, reads and carries each space; what stays in place."""
     assert report.graph is not None
+    places = _places(report)
     if report.graph.spaces:
         table = _table("space", "units")
+        if places:
+            table.add_column("", no_wrap=True)
+            table.add_column("tensor:axis", overflow="fold")
         for name, size in report.graph.spaces.items():
-            table.add_row(clean(name), str(size))
+            head = [clean(name), str(size)]
+            for verb, where in places.get(name, {"": []}).items():
+                table.add_row(*head, *([verb, clean(", ".join(where))] if places else []))
+                head = ["", ""]
         yield "Spaces of the graph", table
     if report.graph.pinned:
         table = _table("axis")
@@ -113,6 +134,39 @@ def graph(report: Report) -> Iterator[tuple[str, Table]]:
         for pin in report.graph.pinned:
             table.add_row(clean(pin.axis), clean(pin.reason))
         yield "Kept in place", table
+
+
+_VERBS = {"produce": "made by", "consume": "read by"}
+
+
+def _places(report: Report) -> dict[str, dict[str, list[str]]]:
+    """Space to verb (made by, read by, carried by) to the tensor axes that do it."""
+    places: dict[str, dict[str, list[str]]] = {}
+    for tensor in report.tensors:
+        for dim, axis in enumerate(tensor.axes or ()):
+            for space in axis.spaces:
+                for role in axis.roles:
+                    verbs = places.setdefault(
+                        space, {"made by": [], "read by": [], "carried by": []}
+                    )
+                    place = f"{tensor.name}:{dim}" if len(tensor.shape) > 1 else tensor.name
+                    verbs[_VERBS.get(role, "carried by")].append(place)
+    return {
+        space: {verb: _grouped(where) for verb, where in verbs.items() if where}
+        for space, verbs in places.items()
+    }
+
+
+def _grouped(names: Sequence[str]) -> list[str]:
+    """`bn1.weight, bn1.bias` as `bn1.{weight, bias}`: vectors of one module together."""
+    modules: dict[str, list[str]] = {}
+    for name in names:
+        module, _, part = name.rpartition(".")
+        modules.setdefault(module, []).append(part)
+    return [
+        ".".join(filter(None, (module, parts[0] if len(parts) == 1 else f"{{{', '.join(parts)}}}")))
+        for module, parts in modules.items()
+    ]
 
 
 def candidates(report: Report) -> Table:

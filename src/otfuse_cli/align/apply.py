@@ -15,7 +15,7 @@ import torch
 from ..graph.axes import Axis, Cat, Prod, Unit, axis_size, axis_units
 from ..graph.model import LayerGraph, Role
 from ..transport.maps import Map
-from .alignment import Alignment, Maps
+from .alignment import Alignment, Families, Maps
 
 
 def transport(
@@ -26,6 +26,7 @@ def transport(
     *,
     anchor: torch.Tensor | None = None,
     without: str | None = None,
+    only: int | None = None,
 ) -> torch.Tensor:
     """Move a source's tensor onto the anchor's units.
 
@@ -36,15 +37,22 @@ def transport(
         alignment: Maps of that source; spaces without one stay in place.
         anchor: The anchor's tensor, for maps that leave some anchor units without a source.
         without: Leave this space alone.
+        only: On this dimension only; None = on all of them.
     """
     dims = []
     for dim, axis in enumerate(graph.tensors[name].axes):
         maps = alignment.on(name, dim)
         # A tied tensor that makes and reads its units takes the produce side (DESIGN section 3).
         consume = Role.CONSUME in axis.roles and Role.PRODUCE not in axis.roles
-        dims.append(_Dim(axis.expr, consume, {s: m for s, m in maps.items() if s != without}))
-    families = {s: m for s, m in alignment.families.items() if s != without}
-    return _Mover(graph, families).move(tensor, dims, anchor)
+        overridden = (name, dim) in alignment.overrides
+        families: Families = {} if overridden else alignment.families
+        scales = {} if overridden else dict(alignment.scales)
+        if without is not None and only in (None, dim):
+            maps = {s: m for s, m in maps.items() if s != without}
+            families = {s: m for s, m in families.items() if s != without}
+            scales.pop(without, None)
+        dims.append(_Dim(axis.expr, consume, maps, families, scales))
+    return _Mover(graph).move(tensor, dims, anchor)
 
 
 @dataclass(frozen=True)
@@ -54,19 +62,24 @@ class _Dim:
     expr: Axis
     consume: bool
     maps: Maps
+    families: Families
+    scales: Mapping[str, torch.Tensor]
+
+    def moves(self, space: str) -> bool:
+        """Whether the space has a map here."""
+        return space in self.maps or space in self.families
 
 
 @dataclass(frozen=True)
 class _Mover:
     graph: LayerGraph
-    families: Mapping[str, tuple[Map, ...]]
 
     def move(
         self, tensor: torch.Tensor, dims: list[_Dim], anchor: torch.Tensor | None
     ) -> torch.Tensor:
         """Take axes apart until each dimension is one space or fixed, move those, put together."""
         for at, dim in enumerate(dims):
-            if not any(u in dim.maps or u in self.families for u in axis_units(dim.expr)):
+            if not any(map(dim.moves, axis_units(dim.expr))):
                 continue
             match dim.expr:
                 case Prod(factors):
@@ -103,16 +116,21 @@ class _Mover:
             if space in dim.maps:
                 tensor = _apply(dim.maps[space], tensor, at, dim.consume)
         for at, (dim, space) in enumerate(zip(dims, spaces, strict=True)):
-            if space in self.families:
+            if space in dim.families:
                 index = spaces.index(self.graph.spaces[space].per or "")
                 inner = at - (index < at)
                 tensor = torch.stack(
                     [
                         _apply(map, tensor.select(index, unit), inner, dim.consume)
-                        for unit, map in enumerate(self.families[space])
+                        for unit, map in enumerate(dim.families[space])
                     ],
                     index,
                 )
+        for at, (dim, space) in enumerate(zip(dims, spaces, strict=True)):
+            if space in dim.scales:
+                factor = dim.scales[space].to(tensor)
+                shape = [-1 if d == at else 1 for d in range(tensor.dim())]
+                tensor = tensor * (1 / factor if dim.consume else factor).view(shape)
         for at, (dim, space) in enumerate(zip(dims, spaces, strict=True)):
             if space in dim.maps and (kept := dim.maps[space].kept) is not None:
                 if anchor is None:
@@ -126,9 +144,14 @@ class _Mover:
 
     def _anchor_size(self, dim: _Dim) -> int:
         theirs = {s: m.sizes[1] for s, m in dim.maps.items()}
-        theirs |= {s: m[0].sizes[1] for s, m in self.families.items() if m}
+        theirs |= {s: m[0].sizes[1] for s, m in dim.families.items() if m}
         return axis_size(dim.expr, {**self.graph.sizes, **theirs})
 
 
 def _apply(map: Map, tensor: torch.Tensor, dim: int, consume: bool) -> torch.Tensor:
-    return map.consume(tensor, dim) if consume else map.produce(tensor, dim)
+    blank = None
+    if map.kept is not None:  # filled in once every axis has the anchor's size
+        shape = list(tensor.shape)
+        shape[dim] = map.sizes[1]
+        blank = tensor.new_zeros(shape)
+    return map.consume(tensor, dim, blank) if consume else map.produce(tensor, dim, blank)

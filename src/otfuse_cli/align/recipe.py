@@ -11,12 +11,13 @@ from ..errors import UsageError
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "align": ("wts", "none"),
-    "matcher": ("sweep",),
+    "matcher": ("auto", "sweep", "descent", "frank-wolfe"),
     "metric": ("euclidean", "sqeuclidean", "cosine"),
     "mass": ("uniform", "norm"),
     "solver": ("exact", "sinkhorn", "unbalanced"),
     "residual": ("shared", "average", "identity"),
-    "scale": ("preserve", "paper"),
+    "scale": ("preserve", "balanced", "paper"),
+    "repair": ("auto", "none"),
     "dtype": ("keep", "float32", "float64", "float16", "bfloat16"),
 }
 
@@ -27,7 +28,8 @@ class Recipe:
 
     Attributes:
         align: `wts`, or `none` for the plain average.
-        matcher: How maps are found.
+        matcher: How maps are found: `sweep`, `descent`, `frank-wolfe`, or the best of them, `auto`.
+        effort: Floating point operations that `auto` may plan to spend on one source.
         metric: Ground metric between units.
         unit_norm: Compare rows at unit norm (cost only).
         mass: `uniform` or `norm` (row norms).
@@ -35,12 +37,16 @@ class Recipe:
         epsilon: Entropic regularisation, in standard deviations of the centred cost.
         residual: How residual streams are mapped.
         beta: Share of the shortcut in `residual average`.
-        scale: Consume maps that preserve the function, or the paper's.
+        scale: Consume maps that preserve the function, those with both models' layers brought to
+            one length (`balanced`), or the paper's.
+        passes: Rounds over the sources; from the second, each is matched to the mean of the others.
+        repair: `auto`: undo the shrinking of imperfect matches, from the weights alone; or `none`.
         seed: Decides everything random.
     """
 
     align: str = "wts"
-    matcher: str = "sweep"
+    matcher: str = "auto"
+    effort: float = 2e13
     metric: str = "euclidean"
     unit_norm: bool = True
     mass: str = "uniform"
@@ -49,6 +55,8 @@ class Recipe:
     residual: str = "shared"
     beta: float = 0.5
     scale: str = "preserve"
+    passes: int = 1
+    repair: str = "auto"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -62,6 +70,12 @@ class Recipe:
                 )
         if not (isfinite(self.epsilon) and self.epsilon > 0):
             raise UsageError("epsilon must be positive", where=f"--epsilon {self.epsilon}")
+        if not (isfinite(self.effort) and self.effort >= 0):
+            raise UsageError(
+                "effort must be a number of operations", where=f"--effort {self.effort}"
+            )
+        if self.passes < 1:
+            raise UsageError("there is at least one pass", where=f"--passes {self.passes}")
         if not 0 <= self.beta <= 1:
             raise UsageError("beta must lie between 0 and 1", where=f"--beta {self.beta}")
 

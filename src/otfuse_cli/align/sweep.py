@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ..errors import IncompatibleModels
 from ..graph.axes import axis_units
 from ..graph.model import LayerGraph, OpKind, Space
-from ..report import LayerRecord, SpaceRecord
+from ..report import Candidate, LayerRecord, SpaceRecord
 from ..runtime import Runtime
 from ..transport.maps import Map
 from ..transport.plan import Plan
@@ -42,6 +42,8 @@ class Match:
     spaces: tuple[SpaceRecord, ...]
     layers: tuple[LayerRecord, ...]
     flop: float = 0.0
+    candidates: tuple[Candidate, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def stream_spaces(graph: LayerGraph) -> frozenset[str]:
@@ -125,25 +127,19 @@ class _Sweep:
 
     def _solve_family(self, space: Space, rows: Rows) -> None:
         """One independent map for each anchor unit of the index space."""
-        index = self._index_of(space)
-        solved = [
-            (rows.unit(mine, theirs), solve_rows(rows.unit(mine, theirs), self.recipe))
-            for theirs, mine in enumerate(index)
-        ]
+        self._require_hard_index(space)
+        # The rows are moved on every other axis, the index among them: same place, same unit.
+        inner = [rows.unit(unit, unit) for unit in range(rows.anchor[0].shape[0])]
+        solved = [(r, solve_rows(r, self.recipe)) for r in inner]
         self.families[space.id] = tuple(to_map(s.plan, self.recipe) for _, s in solved)
         self.plans[space.id] = [s.plan for _, s in solved]
         records = [space_record(space.id, self.source.index, r, s, self.recipe) for r, s in solved]
-        self.spaces.append(_mean_record(records))
+        self.spaces.append(mean_record(records))
 
-    def _index_of(self, space: Space) -> list[int]:
-        """Source unit for each anchor unit of the index space of a family."""
-        assert space.per is not None
-        map = self.maps.get(space.per)
-        size = self.anchor.graph.spaces[space.per].size
-        if map is None:
-            return list(range(size))
-        index_M = map.plan.index_M
-        if index_M is None:
+    def _require_hard_index(self, space: Space) -> None:
+        """Each anchor unit of the index space of a family has one source unit."""
+        map = self.maps.get(space.per or "")
+        if map is not None and not map.hard:
             raise IncompatibleModels(
                 "heads or groups of different number can't be matched one to one",
                 where=f"space {space.per}: {map.sizes[0]} units in the source, "
@@ -151,7 +147,6 @@ class _Sweep:
                 why=f"{space.id} needs one source unit for each anchor unit",
                 fix="fuse models with the same number of heads or groups, by the exact solver",
             )
-        return [int(i) for i in index_M]
 
     def _unsettled(self, producer: Producer, space: Space) -> set[str]:
         """Spaces on the producer's axes whose maps are not known yet, `space` aside.
@@ -241,7 +236,9 @@ def _stay(space: Space, rows: Rows, recipe: Recipe) -> Solution:
     return Solution(Plan.identity(sizes[0]), cost, "identity", 0.0)
 
 
-def _mean_record(records: Sequence[SpaceRecord]) -> SpaceRecord:
+def mean_record(records: Sequence[SpaceRecord]) -> SpaceRecord:
+    """One record for the maps of a family: mean costs, largest error."""
+
     def mean(values: Sequence[float | None]) -> float | None:
         known = [v for v in values if v is not None]
         return sum(known) / len(known) if len(known) == len(values) else None

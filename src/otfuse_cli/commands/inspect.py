@@ -7,11 +7,21 @@ from dataclasses import replace
 from .. import __version__
 from ..align.match import match
 from ..align.sweep import Match
+from ..checkpoint.draft import write_text
+from ..checkpoint.write import check_output
 from ..errors import IncompatibleModels, UsageError
 from ..report import Report
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
 from ..stored import gate
-from .parents import anchor_index, assemble, graph_record, open_checkpoints
+from .parents import (
+    MEDOID,
+    anchor_index,
+    assemble,
+    find_medoid,
+    graph_record,
+    open_checkpoints,
+    tensor_records,
+)
 from .requests import InspectRequest
 
 
@@ -25,22 +35,34 @@ def inspect(request: InspectRequest, *, progress: Progress = silent) -> Report:
     recipe = request.recipe()
     if not request.checkpoints:
         raise UsageError("nothing to inspect", where="CKPT...", fix="name a checkpoint")
+    if request.write_spec is not None:
+        check_output(request.write_spec, overwrite=request.overwrite)
     costs = request.ot_costs or request.max_cost is not None
     watch = Stopwatch()
     runtime = Runtime(resolve_device(request.device), recipe.seed, progress)
     with open_checkpoints(request.checkpoints, request.key) as checkpoints:
         anchor_at = anchor_index(request.anchor, len(checkpoints))
+        if anchor_at == MEDOID:
+            anything = assemble(checkpoints, 0, request.arch, runtime.device)
+            anchor_at = find_medoid(anything, recipe, runtime)
         with watch("read"):
             inputs = tuple(c.record() for c in checkpoints)
         report = Report(
             command="inspect",
             version=__version__,
             inputs=inputs,
+            tensors=tensor_records(checkpoints[anchor_at], None),
             recipe={**recipe.to_dict(), "anchor": anchor_at, "arch": request.arch},
         )
         try:
             with watch("graph"):
-                parents = assemble(checkpoints, anchor_at, request.arch, runtime.device)
+                parents = assemble(
+                    checkpoints,
+                    anchor_at,
+                    request.arch,
+                    runtime.device,
+                    free_outputs=request.free_outputs,
+                )
         except IncompatibleModels as error:
             # One file of an unknown architecture can still be described; a comparison can't.
             if len(checkpoints) > 1 or request.graph or request.arch != "auto":
@@ -48,9 +70,15 @@ def inspect(request: InspectRequest, *, progress: Progress = silent) -> Report:
             return replace(report, warnings=(f"no layer graph: {error.what}: {error.why}",))
         report = replace(
             report,
+            tensors=tensor_records(parents.anchor.checkpoint, parents.anchor.graph),
             graph=graph_record(parents.anchor.graph),
             warnings=parents.anchor.graph.warnings,
         )
+        if request.write_spec is not None:
+            from ..graph.write_spec import write_spec
+
+            text = write_spec(parents.anchor.graph)
+            write_text(request.write_spec, text, overwrite=request.overwrite)
         matches: list[Match] = []
         if costs and len(checkpoints) > 1:
             with watch("match"):

@@ -14,6 +14,7 @@ import torch
 from .. import __version__
 from ..align.match import match
 from ..align.models import Model
+from ..align.passes import realign
 from ..align.recipe import Recipe
 from ..align.sweep import Match
 from ..checkpoint.draft import write_text
@@ -22,10 +23,20 @@ from ..checkpoint.open import Checkpoint, open_checkpoint
 from ..checkpoint.write import check_output, open_writer, suffix_of
 from ..errors import OutputRefused, UsageError
 from ..fuse.average import Aligned, average
-from ..report import Candidate, FileRecord, Report
+from ..fuse.repair import Repair, plan_repair
+from ..report import FileRecord, Report
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
 from ..stored import report_beside
-from .parents import Parents, anchor_index, assemble, graph_record, open_checkpoints
+from .function import check_function
+from .parents import (
+    MEDOID,
+    Parents,
+    anchor_index,
+    assemble,
+    find_medoid,
+    graph_record,
+    open_checkpoints,
+)
 from .requests import FusionOptions, MergeRequest, OutputOptions, Source, normalised
 
 Put = Callable[[str, torch.Tensor], None]
@@ -105,8 +116,19 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
     runtime = Runtime(resolve_device(plan.options.device), recipe.seed, progress)
     _refuse_outputs(plan)
     with open_checkpoints(plan.checkpoints, plan.options.key) as checkpoints:
+        if plan.anchor_index == MEDOID:
+            with watch("match"):
+                any_anchor = assemble(checkpoints, 0, plan.options.arch, runtime.device)
+                chosen = find_medoid(any_anchor, recipe, runtime)
+            plan = replace(plan, anchor_index=chosen)
         with watch("graph"):
-            parents = assemble(checkpoints, plan.anchor_index, plan.options.arch, runtime.device)
+            parents = assemble(
+                checkpoints,
+                plan.anchor_index,
+                plan.options.arch,
+                runtime.device,
+                free_outputs=plan.options.free_outputs,
+            )
         weights = plan.weights
         sources = [m for m in parents.sources if weights[m.index] > 0]
         # A source of weight 0 is not read beyond its header; the anchor is what others align to.
@@ -116,12 +138,18 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
         matches: list[Match] = []
         with watch("match"):
             matches = [match(source, parents.anchor, recipe, runtime) for source in sources]
+            matches = realign(sources, matches, parents.anchor, weights, recipe, runtime)
         aligned = [
             Aligned(source, found.alignment, weights[source.index])
             for source, found in zip(sources, matches, strict=True)
         ]
+        with watch("check"):
+            checks, remarks = check_function(parents, aligned)
+        repair = None
+        if recipe.repair == "auto" and not _endpoint(aligned):
+            repair = plan_repair(parents.anchor.graph)
         with watch("write"):
-            _write(plan, parents, aligned, runtime, also)
+            _write(plan, parents, aligned, runtime, repair, also)
         with watch("read"):
             inputs = tuple(c.record(digest=at in used) for at, c in enumerate(checkpoints))
         report = Report(
@@ -133,12 +161,13 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
             graph=graph_record(parents.anchor.graph),
             spaces=tuple(s for m in matches for s in m.spaces),
             layers=tuple(layer for m in matches for layer in m.layers),
-            candidates=tuple(
-                Candidate(recipe.matcher, source.index, None, None, m.flop, True)
-                for source, m in zip(sources, matches, strict=True)
-                if recipe.align != "none"
+            candidates=tuple(c for m in matches for c in m.candidates),
+            warnings=(
+                *_warnings(parents, recipe, aligned, repair),
+                *(w for m in matches for w in m.warnings),
+                *remarks,
             ),
-            warnings=_warnings(parents, recipe, aligned),
+            checks=checks,
         )
     report = replace(report, timings=dict(watch.seconds), peak_rss_bytes=peak_rss_bytes())
     if plan.report is not None:
@@ -183,8 +212,18 @@ def _require_finite_inputs(models: Sequence[Model], runtime: Runtime) -> None:
     runtime.progress("read", len(names), len(names))
 
 
+def _endpoint(aligned: Sequence[Aligned]) -> bool:
+    """Whether one model has all the weight: nothing is averaged, so nothing shrinks."""
+    return not aligned or (len(aligned) == 1 and aligned[0].weight == 1.0)
+
+
 def _write(
-    plan: Plan, parents: Parents, aligned: Sequence[Aligned], runtime: Runtime, also: Put | None
+    plan: Plan,
+    parents: Parents,
+    aligned: Sequence[Aligned],
+    runtime: Runtime,
+    repair: Repair | None,
+    also: Put | None,
 ) -> None:
     anchor = parents.anchor
     wanted = None if plan.target.dtype == "keep" else getattr(torch, plan.target.dtype)
@@ -193,7 +232,7 @@ def _write(
     with _sink(plan, anchor.checkpoint, infos, also) as put:
         for done, (name, info) in enumerate(zip(names, infos, strict=True)):
             runtime.progress("write", done, len(names))
-            put(name, average(name, anchor, aligned, dtype=info.dtype))
+            put(name, average(name, anchor, aligned, dtype=info.dtype, repair=repair))
     runtime.progress("write", len(names), len(names))
 
 
@@ -238,10 +277,18 @@ def _recipe(plan: Plan, recipe: Recipe, runtime: Runtime) -> dict[str, Any]:
     }
 
 
-def _warnings(parents: Parents, recipe: Recipe, aligned: Sequence[Aligned]) -> tuple[str, ...]:
+def _warnings(
+    parents: Parents, recipe: Recipe, aligned: Sequence[Aligned], repair: Repair | None
+) -> tuple[str, ...]:
     found = list(parents.anchor.graph.warnings)
+    if repair is not None:
+        found += repair.warnings
     soft = [a for a in aligned if not a.alignment.hard]
-    if soft and any(n.endswith("running_var") for n in parents.anchor.graph.tensors):
+    if (
+        repair is None
+        and soft
+        and any(n.endswith("running_var") for n in parents.anchor.graph.tensors)
+    ):
         found.append(
             "BatchNorm statistics went through maps that are not permutations: running variances "
             "are weighted means, exact for duplicated units only"

@@ -7,23 +7,27 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from ..align.models import Model
+from ..align.passes import medoid
+from ..align.recipe import Recipe
 from ..checkpoint.config import read_config
 from ..checkpoint.open import Checkpoint, open_checkpoint
-from ..errors import UsageError
+from ..errors import IncompatibleModels, UsageError
 from ..graph.axes import axis_units
 from ..graph.model import LayerGraph
-from ..graph.recognise import layer_graph
 from ..graph.sizes import resize
-from ..report import GraphRecord, Pinned
+from ..network.architecture import Architecture, architecture
+from ..report import AxisRecord, GraphRecord, Pinned, TensorRecord
+from ..runtime import Runtime
 from .requests import Source
 
 
 @dataclass(frozen=True)
 class Parents:
-    """Models in the order in which they were named, and which of them is the anchor."""
+    """Models in the order in which they were named, which one is the anchor, what is known."""
 
     models: tuple[Model, ...]
     anchor_index: int
+    known: Architecture
 
     @property
     def anchor(self) -> Model:
@@ -53,7 +57,12 @@ def _is_path(source: Source) -> bool:
 
 
 def assemble(
-    checkpoints: Sequence[Checkpoint], anchor_index: int, arch: str, device: str
+    checkpoints: Sequence[Checkpoint],
+    anchor_index: int,
+    arch: str,
+    device: str,
+    *,
+    free_outputs: bool = False,
 ) -> Parents:
     """Find the anchor's layer graph and fit it to the others.
 
@@ -61,20 +70,43 @@ def assemble(
         IncompatibleModels: No graph, or models that differ in more than widths.
     """
     anchor = checkpoints[anchor_index]
-    graph = layer_graph(
+    known = architecture(
         arch,
         shapes_of(anchor),
         aliases=anchor.aliases,
         config=read_config(anchor.path),
         label=anchor.label,
+        free_outputs=free_outputs,
     )
+    graph = known.graph
     models = []
     for index, checkpoint in enumerate(checkpoints):
         own = graph
         if index != anchor_index:
             own = resize(graph, shapes_of(checkpoint), label=checkpoint.label, anchor=anchor.label)
         models.append(Model(index, checkpoint, own, device))
-    return Parents(tuple(models), anchor_index)
+    return Parents(tuple(models), anchor_index, known)
+
+
+def find_medoid(parents: Parents, recipe: Recipe, runtime: Runtime) -> int:
+    """The model that all others are cheapest to align to.
+
+    Raises:
+        IncompatibleModels: Different widths: costs of different layers don't compare.
+    """
+    first = parents.models[0]
+    for model in parents.models[1:]:
+        for space in model.graph.free():
+            size = first.graph.spaces[space.id].size
+            if space.size != size:
+                raise IncompatibleModels(
+                    "models of different widths have no medoid",
+                    where=f"{model.checkpoint.label}: space {space.id} has {space.size} units, "
+                    f"{size} in {first.checkpoint.label}",
+                    why="the output has the widths of the anchor, which only you can choose",
+                    fix="use --anchor first, last, or a number",
+                )
+    return medoid(parents.models, recipe, runtime)
 
 
 def shapes_of(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
@@ -82,20 +114,26 @@ def shapes_of(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     return {name: info.shape for name, info in checkpoint.infos.items()}
 
 
+# In place of a position until the models are open.
+MEDOID = -1
+
+
 def anchor_index(anchor: str, count: int) -> int:
-    """`last`, `first` or a position from 0.
+    """`last`, `first` or a position from 0; `MEDOID` for `medoid`, which takes a look inside.
 
     Raises:
         UsageError: Anything else.
     """
     named = {"first": 0, "last": count - 1}
+    if anchor == "medoid":
+        return MEDOID
     index = named.get(anchor, int(anchor) if anchor.isdecimal() else -1)
     if not 0 <= index < count:
         raise UsageError(
             "no such anchor",
             where=f"--anchor {anchor}",
             why=f"there are {count} checkpoints",
-            fix=f"use first, last, or a number from 0 to {count - 1}",
+            fix=f"use first, last, medoid, or a number from 0 to {count - 1}",
         )
     return index
 
@@ -113,4 +151,26 @@ def graph_record(graph: LayerGraph) -> GraphRecord:
         graph.source,
         {s.id: s.size for s in graph.free()},
         tuple(Pinned(axis, reason) for axis, reason in pinned),
+    )
+
+
+def tensor_records(checkpoint: Checkpoint, graph: LayerGraph | None) -> tuple[TensorRecord, ...]:
+    """Every tensor of a checkpoint, with the meaning of its axes where a graph tells it."""
+    return tuple(
+        TensorRecord(
+            name,
+            info.shape,
+            str(info.dtype).removeprefix("torch."),
+            None
+            if graph is None
+            else tuple(
+                AxisRecord(
+                    str(axis.expr),
+                    tuple(dict.fromkeys(axis_units(axis.expr))),
+                    tuple(sorted(axis.roles)),
+                )
+                for axis in graph.tensors[name].axes
+            ),
+        )
+        for name, info in checkpoint.infos.items()
     )

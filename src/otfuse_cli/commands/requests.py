@@ -26,6 +26,7 @@ Source = str | Path | StateDict
 
 __all__ = [
     "CHOICES",
+    "CheckRequest",
     "DemoRequest",
     "FusionOptions",
     "InspectRequest",
@@ -47,6 +48,8 @@ _PAPER: Mapping[str, Any] = {
     "residual": "average",
     "beta": 0.5,
     "scale": "paper",
+    "passes": 1,
+    "repair": "none",
 }
 
 
@@ -55,11 +58,13 @@ class FusionOptions:
     """Options that `merge`, `prune-fuse` and `inspect --ot-costs` share. None: not given."""
 
     arch: str = "auto"
+    free_outputs: bool = False
     key: str | None = None
     device: str = "auto"
     paper: bool = False
     align: str | None = None
     matcher: str | None = None
+    effort: float | None = None
     metric: str | None = None
     unit_norm: bool | None = None
     mass: str | None = None
@@ -68,6 +73,8 @@ class FusionOptions:
     residual: str | None = None
     beta: float | None = None
     scale: str | None = None
+    passes: int | None = None
+    repair: str | None = None
     seed: int = 0
 
     def recipe(self) -> Recipe:
@@ -81,6 +88,8 @@ class FusionOptions:
             given = getattr(self, field.name)
             if given is not None:
                 preset[field.name] = given
+        if preset.get("align") == "none":
+            preset.setdefault("repair", "none")
         return Recipe(**preset)
 
 
@@ -117,10 +126,25 @@ class InspectRequest(FusionOptions):
     """Look at one checkpoint, or compare several with the last one as anchor."""
 
     checkpoints: tuple[Source, ...]
+    matcher: str | None = "sweep"  # a pre-flight is quick
     anchor: str = "last"
     ot_costs: bool = False
     graph: bool = False
+    write_spec: Path | None = None
     max_cost: float | None = None
+    overwrite: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckRequest:
+    """Prove a layer graph on the module of `arch`: the traced one, or the one that `spec` says."""
+
+    checkpoint: Source
+    arch: str
+    spec: str | None = None
+    free_outputs: bool = False
+    key: str | None = None
+    seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from ..align.alignment import Alignment
 from ..align.apply import transport
 from ..align.models import Model
 from ..errors import SolveFailed
+from .repair import Repair, fused_variance, row_norms
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,17 @@ class Aligned:
 
 
 def average(
-    name: str, anchor: Model, sources: Sequence[Aligned], *, dtype: torch.dtype
+    name: str,
+    anchor: Model,
+    sources: Sequence[Aligned],
+    *,
+    dtype: torch.dtype,
+    repair: Repair | None = None,
 ) -> torch.Tensor:
     """One tensor of the fused model, stored as `dtype`, on the CPU.
 
     Sources of weight 0 must not be among `sources`; the anchor has what they leave. With the
-    whole weight on one source its tensor is moved, not computed with.
+    whole weight on one source its tensor is moved, not computed with, and nothing is repaired.
 
     Raises:
         SolveFailed: The result doesn't fit `dtype` (overflow).
@@ -45,6 +51,10 @@ def average(
     if len(sources) == 1 and sources[0].weight == 1.0:
         return _cast(name, _moved(name, sources[0], own, exact=True), dtype)
     base = anchor.read(name)
+    rest = 1.0 - sum(source.weight for source in sources)
+    norms = row_norms(repair, name)
+    if norms is not None:
+        norms.add(rest, base)
     wide = base.is_complex() or base.dtype == torch.float64
     total: torch.Tensor | None = None
     for source in sources:
@@ -52,10 +62,18 @@ def average(
         if moved.dtype == torch.float64 and not wide:
             base, wide = base.double(), True
             total = None if total is None else total.double()
+        if norms is not None:
+            norms.add(source.weight, moved)
         term = (moved.to(base.dtype) - base).mul_(source.weight)
         total = term if total is None else total.add_(term)
     assert total is not None
-    return _cast(name, total.add_(base), dtype)
+    total.add_(base)
+    if norms is not None:
+        total = norms.restore(total)
+    if repair is not None and name in repair.feeds:
+        models = [(anchor, None, rest), *((s.model, s.alignment, s.weight) for s in sources)]
+        total = fused_variance(total, name, repair.feeds[name], models)
+    return _cast(name, total, dtype)
 
 
 def _kept(name: str, own: torch.Tensor, sources: Sequence[Aligned]) -> torch.Tensor:

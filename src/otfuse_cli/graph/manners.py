@@ -7,7 +7,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 
 import torch
 from torch import nn
@@ -20,7 +20,9 @@ LOUD = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor"
 def eval_mode(module: nn.Module) -> Iterator[None]:
     """Evaluation mode, and the modes that were set before."""
     training = {m: m.training for m in module.modules()}
-    module.eval()
+    # An exported program has one mode, and refuses to be asked for another.
+    with suppress(NotImplementedError):
+        module.eval()
     try:
         yield
     finally:

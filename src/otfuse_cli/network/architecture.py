@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..errors import IncompatibleModels, UsageError
@@ -26,13 +27,36 @@ class Architecture:
 
     Attributes:
         graph: In the checkpoint's names.
-        network: Real module and inputs, to run it with; None when only names and shapes are known.
-        names: The module's name of every tensor of the graph.
+        network: What to run it with; None when only names and shapes are known.
+        names: The checkpoint's name for each tensor of the module that the checkpoint holds.
     """
 
     graph: LayerGraph
     network: Network | None = None
-    names: Mapping[str, str] | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+
+
+def real_network(known: Architecture) -> Network | None:
+    """The network with tensors that hold values: built again where it was traced without."""
+    network = known.network
+    if network is None or not any(t.is_meta for t in network.module.state_dict().values()):
+        return network
+    return build(network.source, device="cpu")
+
+
+def module_state(
+    network: Network, names: Mapping[str, str], read: Callable[[str], torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Tensors of a checkpoint under the module's names; what it lacks is the module's own.
+
+    Tied tensors come under each of their names.
+    """
+    state = network.module.state_dict(keep_vars=True)
+    stored: dict[int, str] = {id(t): names[n] for n, t in state.items() if n in names}
+    return {
+        name: read(stored[id(tensor)]) if id(tensor) in stored else tensor.detach()
+        for name, tensor in state.items()
+    }
 
 
 def architecture(
@@ -74,30 +98,51 @@ def architecture(
 def _from_factory(
     arch: str, shapes: Shapes, aliases: Aliases, label: str, free_outputs: bool
 ) -> Architecture:
-    network = build(arch, device="cpu")
+    network, graph = _traced(arch, shapes, aliases, label, free_outputs)
     names = _names(network.module, shapes, aliases, label, arch)
-    graph = trace(
-        network.module,
-        network.args,
-        network.kwargs,
-        source=f"traced {arch}",
-        free_outputs=free_outputs,
-        name_map=names,
-    )
-    return _known(graph, network, names, shapes, label)
+    return Architecture(_held(graph, shapes, label), network, _stored(names, shapes))
+
+
+def _traced(
+    arch: str, shapes: Shapes, aliases: Aliases, label: str, free_outputs: bool
+) -> tuple[Network, LayerGraph]:
+    """Trace on the meta device, where a model of any size has no weights; else on the CPU."""
+    for device in ("meta", "cpu"):
+        try:
+            network = build(arch, device=device)
+            names = _names(network.module, shapes, aliases, label, arch)
+            graph = trace(
+                network.module,
+                network.args,
+                network.kwargs,
+                source=f"traced {arch}",
+                free_outputs=free_outputs,
+                name_map=names,
+            )
+        except IncompatibleModels:
+            if device == "cpu":
+                raise
+        else:
+            return network, graph
+    raise AssertionError
 
 
 def _from_program(
     arch: str, shapes: Shapes, aliases: Aliases, label: str, free_outputs: bool
 ) -> Architecture:
     program = load_program(Path(arch))
-    module = program.module()
+    module = program.module(check_guards=False)
     args, kwargs = program.example_inputs or ((), {})
     names = _names(module, shapes, aliases, label, arch)
     graph = graph_from_program(
         program, source=f"program {arch}", free_outputs=free_outputs, name_map=names
     )
-    return _known(graph, Network(arch, module, args, kwargs), names, shapes, label)
+    network = Network(arch, module, args, kwargs)
+    return Architecture(_held(graph, shapes, label), network, _stored(names, shapes))
+
+
+def _stored(names: Mapping[str, str], shapes: Shapes) -> dict[str, str]:
+    return {name: ours for name, ours in names.items() if ours in shapes}
 
 
 def _names(
@@ -157,19 +202,17 @@ def _few(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _known(
-    graph: LayerGraph, network: Network, names: Mapping[str, str], shapes: Shapes, label: str
-) -> Architecture:
-    """Keep what the checkpoint holds, in its order; buffers that it lacks carry no units."""
-    tensors = {name: graph.tensors[name] for name in shapes if name in graph.tensors}
-    lost = [n for n in shapes if n not in tensors]
+def _held(graph: LayerGraph, shapes: Shapes, label: str) -> LayerGraph:
+    """The graph of what the checkpoint holds, in its order.
+
+    Raises:
+        IncompatibleModels: A tensor of the checkpoint that the traced network does not use.
+    """
+    lost = [n for n in shapes if n not in graph.tensors]
     if lost:
         raise IncompatibleModels(
             "the traced network does not use a tensor",
             where=f"{_few(lost)} of {label}",
             fix="trace the module that the checkpoint was saved from",
         )
-    back = {ours: name for name, ours in names.items()}
-    return Architecture(
-        replace(graph, tensors=tensors), network, {n: back.get(n, n) for n in tensors}
-    )
+    return replace(graph, tensors={name: graph.tensors[name] for name in shapes})

@@ -250,7 +250,12 @@ def _match(cost: Array) -> tuple[Array, Array]:
     """Cheapest assignment (a column for each row), proved so, and the tight edges."""
     from scipy.optimize import linear_sum_assignment
 
-    matched = linear_sum_assignment(cost)[1]
+    # Rows that lose most by their second choice go first: among many equal rows (dead units)
+    # the solver otherwise searches nearly everything for each of them.
+    regret = np.partition(cost, 1, axis=1)[:, 1] if len(cost) > 1 else np.zeros(1)
+    order = np.argsort(-regret, kind="stable")
+    matched = np.empty(len(cost), dtype=np.int64)
+    matched[order] = linear_sum_assignment(cost[order])[1]
     finite = cost[np.isfinite(cost)] if np.isinf(cost).any() else cost
     slack = TIGHT * max(1.0, float(finite.max()))
     try:

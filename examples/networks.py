@@ -1,0 +1,114 @@
+"""Factories for --arch: the networks of the real pairs that the tests and benchmarks measure.
+
+otfuse check cifar10-vit-0.safetensors --arch examples/networks.py:vit
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+def vit() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """The small CIFAR-10 ViT (needs transformers), and an input."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=160,
+        num_hidden_layers=6,
+        num_attention_heads=5,
+        intermediate_size=320,
+        image_size=32,
+        patch_size=4,
+        num_labels=10,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    return ViTForImageClassification(config), {"pixel_values": torch.randn(4, 3, 32, 32)}
+
+
+def mlpnet() -> tuple[nn.Module, torch.Tensor]:
+    """The MNIST network of the paper."""
+    widths = (784, 400, 200, 100, 10)
+    net = nn.Sequential()
+    for at in range(1, 5):
+        net.add_module(f"fc{at}", nn.Linear(widths[at - 1], widths[at], bias=False))
+        if at < 4:
+            net.add_module(f"relu{at}", nn.ReLU())
+    return net, torch.randn(4, 784)
+
+
+class Vgg11(nn.Module):
+    """VGG11 at half width for 32x32 images, without biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        before = 3
+        for width in (64, "pool", 64, "pool", 128, 128, "pool", 256, 256, "pool", 256, 512, "pool"):
+            if width == "pool":
+                layers.append(nn.MaxPool2d(2))
+            else:
+                layers += [nn.Conv2d(before, width, 3, padding=1, bias=False), nn.ReLU()]
+                before = width
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Linear(512, 10, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits of a batch of images."""
+        return self.classifier(self.features(x).flatten(1))
+
+
+def vgg11half() -> tuple[nn.Module, torch.Tensor]:
+    """The CIFAR-10 VGG11."""
+    return Vgg11(), torch.randn(4, 3, 32, 32)
+
+
+class Block(nn.Module):
+    """A basic residual block."""
+
+    def __init__(self, before: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, width, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or before != width:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width)
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """ReLU after the add."""
+        out = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))
+        return (out + self.shortcut(x)).relu()
+
+
+class ResNet18(nn.Module):
+    """The CIFAR ResNet18 of a base width."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        before = width
+        for at in range(4):
+            stage = width << at
+            stride = 2 if at else 1
+            blocks = Block(before, stage, stride), Block(stage, stage, 1)
+            self.add_module(f"layer{at + 1}", nn.Sequential(*blocks))
+            before = stage
+        self.linear = nn.Linear(before, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits of a batch of images."""
+        x = self.bn1(self.conv1(x)).relu()
+        for at in range(1, 5):
+            x = getattr(self, f"layer{at}")(x)
+        return self.linear(x.mean((2, 3)))
+
+
+def resnet18w16() -> tuple[nn.Module, torch.Tensor]:
+    """The CIFAR-10 ResNet18."""
+    return ResNet18(), torch.randn(4, 3, 32, 32)

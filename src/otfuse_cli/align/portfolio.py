@@ -1,0 +1,191 @@
+"""Searches over all maps of one source, and the best of several: `--matcher auto`.
+
+Every search maximises one objective (module `similarity`), so that the best is known without data.
+Each is planned in floating point operations before it runs; what does not fit `--effort` is named
+in the report instead. Nothing depends on time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from ..report import Candidate
+from ..runtime import Runtime
+from ..transport.maps import Permutation
+from .alignment import Alignment
+from .descent import MOST_PASSES, Found, descend, movable
+from .frank_wolfe import MOST_STEPS, relax
+from .models import Model
+from .recipe import Recipe
+from .similarity import Similarity
+
+# Orders of descent from the sweep that `auto` tries.
+_ORDERS = 3
+# Passes that a descent is planned with, and those that it gets when they are too dear.
+_USUAL_PASSES, _FEW_PASSES = 6, 3
+# Objectives closer than this are equal: the earlier candidate stays.
+_EQUAL = 1e-6
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The alignment that a portfolio chose, all that were tried, and what was not."""
+
+    best: Found
+    candidates: tuple[Candidate, ...]
+    warnings: tuple[str, ...]
+
+
+class Portfolio:
+    """Candidates for one source, by name; the best so far."""
+
+    def __init__(
+        self, source: Model, anchor: Model, recipe: Recipe, runtime: Runtime, swept: Found
+    ) -> None:
+        """Begin with the sweep's maps; their objective is computed here."""
+        self.source, self.anchor, self.recipe, self.runtime = source, anchor, recipe, runtime
+        self.work = Similarity(source, anchor, paper_scale=recipe.scale == "paper")
+        self.spaces = movable(self.work, recipe)
+        self.tried: list[tuple[str, Found]] = []
+        self.left_out: list[Candidate] = []
+        self.warnings: list[str] = []
+        self.swept = replace(swept, objective=self.work.objective(swept.alignment))
+        self.tried.append(("sweep", self.swept))
+
+    def outcome(self) -> Outcome:
+        """The largest objective wins, the earliest among equals."""
+        name, best = self._best()
+        free = any(self.anchor.graph.free())
+        candidates = [
+            Candidate(n, self.source.index, f.objective, None, f.flop, f is best)
+            for n, f in self.tried
+        ]
+        if free and (name.startswith("identity") or _in_place(best.alignment)):
+            self.warnings.append(
+                f"the units of checkpoint {self.source.index} are in the anchor's order already, "
+                "as after fine-tuning one start: a plain average (--align none) is enough"
+            )
+        return Outcome(best, (*candidates, *self.left_out), tuple(self.warnings))
+
+    def descent(self) -> None:
+        """Sweep, then descent, whatever the effort."""
+        self._descend("sweep + descent", self.swept, salt=0, passes=MOST_PASSES)
+
+    def frank_wolfe(self) -> bool:
+        """Frank-Wolfe from the barycentre, rounded, then descent; False where it can't be."""
+        obstacle = self._no_permutations() or self._families()
+        if obstacle is not None:
+            self._skip("frank-wolfe + descent", 0.0, obstacle)
+            return False
+        before = self.work.flop
+        rounded = relax(self.work, self.spaces, self.swept.alignment)
+        start = Found(rounded, 0.0, self.work.flop - before)
+        self._descend("frank-wolfe + descent", start, salt=0, passes=MOST_PASSES)
+        return True
+
+    def auto(self) -> None:
+        """The whole portfolio, as far as the effort goes.
+
+        The sweep and descent from it, in several orders; Frank-Wolfe; and the identity, improved
+        by descent only where it beats the sweep: otherwise the order of the source's units says
+        nothing, and the result must not depend on it.
+        """
+        pass_flop = self.work.pass_flop(self.spaces)
+        plain = None if self._no_permutations() else self._identity()
+        if self._perfect() or not self.spaces:
+            return
+        usual = _USUAL_PASSES * pass_flop
+        dear = self._spent() + usual > self.recipe.effort
+        passes = _FEW_PASSES if dear else MOST_PASSES
+        self._descend("sweep + descent", self.swept, salt=0, passes=passes)
+        relaxed = MOST_STEPS * (self.work.dense_flop(self.spaces) + pass_flop)
+        self._try("frank-wolfe + descent", relaxed + usual, self.frank_wolfe)
+        if plain is not None and plain.objective > self.swept.objective * (1 + _EQUAL):
+            self._try(
+                "identity + descent",
+                usual,
+                partial(self._descend, "identity + descent", plain, salt=0, passes=MOST_PASSES),
+            )
+        for order in range(1, _ORDERS):
+            name = f"sweep + descent, order {order}"
+            again = partial(self._descend, name, self.swept, salt=order, passes=MOST_PASSES)
+            self._try(name, usual, again)
+
+    def _descend(self, name: str, start: Found, *, salt: int, passes: int) -> None:
+        generator = self.runtime.generator(1000 * self.source.index + salt)
+        found = descend(self.work, start.alignment, self.recipe, generator, most_passes=passes)
+        errors = {**start.errors, **found.errors}
+        self.tried.append((name, replace(found, flop=start.flop + found.flop, errors=errors)))
+
+    def _identity(self) -> Found:
+        """Every unit in its place."""
+        graph = self.anchor.graph
+        maps = {s.id: _stay(s.size) for s in graph.free() if s.per is None}
+        families = {
+            s.id: (_stay(s.size),) * graph.spaces[s.per].size
+            for s in graph.free()
+            if s.per is not None
+        }
+        alignment = Alignment(maps, families)
+        found = Found(alignment, self.work.objective(alignment))
+        self.tried.append(("identity", found))
+        return found
+
+    def _try(self, name: str, estimate: float, run: Callable[[], object]) -> None:
+        """Run a search if it can still help and its estimate fits what is left of the effort."""
+        if self._perfect():
+            return
+        left = max(0.0, self.recipe.effort - self._spent())
+        if estimate <= left:
+            run()
+        else:
+            why = f"about {estimate:.1e} operations, {left:.1e} left of --effort"
+            self._skip(name, estimate, why)
+
+    def _skip(self, name: str, estimate: float, why: str) -> None:
+        self.left_out.append(
+            Candidate(f"{name} (skipped)", self.source.index, None, None, estimate, False)
+        )
+        self.warnings.append(f"checkpoint {self.source.index}: {name} skipped: {why}")
+
+    def _best(self) -> tuple[str, Found]:
+        name, best = self.tried[0]
+        for other, found in self.tried[1:]:
+            if found.objective > best.objective + _EQUAL * abs(best.objective):
+                name, best = other, found
+        return name, best
+
+    def _spent(self) -> float:
+        return sum(found.flop for _, found in self.tried)
+
+    def _perfect(self) -> bool:
+        """Whether no alignment of these weights could be better."""
+        return self._best()[1].objective >= (1 - _EQUAL) * self.work.bound
+
+    def _no_permutations(self) -> str | None:
+        """Why the maps can't all be permutations; None when they can."""
+        if self.recipe.solver != "exact" or self.recipe.mass != "uniform":
+            return f"--solver {self.recipe.solver} --mass {self.recipe.mass} ask for soft maps"
+        for space in self.anchor.graph.free():
+            width = self.source.graph.spaces[space.id].size
+            if width != space.size:
+                return f"space {space.id} has {width} units there and {space.size} in the anchor"
+        return None
+
+    def _families(self) -> str | None:
+        """Why all maps can't move at once; None when they can."""
+        family = next((s for s in self.anchor.graph.free() if s.per is not None), None)
+        return None if family is None else f"space {family.id} has a map for each {family.per}"
+
+
+def _in_place(alignment: Alignment) -> bool:
+    every = [*alignment.maps.values(), *(m for ms in alignment.families.values() for m in ms)]
+    return all(isinstance(m, Permutation) and m.identity for m in every)
+
+
+def _stay(size: int) -> Permutation:
+    return Permutation(torch.arange(size))

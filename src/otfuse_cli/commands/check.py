@@ -1,0 +1,199 @@
+"""`check`: prove a layer graph on the module, by permuting its units (network/acid.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from .. import __version__
+from ..checkpoint.config import read_config
+from ..checkpoint.open import open_checkpoint
+from ..errors import GateFailed, UsageError
+from ..graph.model import LayerGraph
+from ..graph.recognise import layer_graph
+from ..graph.trace import graph_from_program, trace
+from ..network.acid import AcidResult, LeaveOneOutResult, acid_test, leave_one_out
+from ..network.architecture import architecture, real_network
+from ..network.factory import Network
+from ..report import Checks, Report
+from ..runtime import Progress, Stopwatch, peak_rss_bytes, silent
+from .parents import graph_record, shapes_of, tensor_records
+from .requests import CheckRequest
+
+# Leave-one-out costs a forward pass for each member; a larger graph is checked in part.
+_MOST_MEMBERS = 1500
+
+
+def check(request: CheckRequest, *, progress: Progress = silent) -> Report:
+    """Test the graph of `request` on its module.
+
+    Raises:
+        GateFailed: The function changed under some permutation; names the spaces, carries the
+            report.
+        OtfuseError: See docs/exit-codes.md.
+    """
+    watch = Stopwatch()
+    with open_checkpoint(request.checkpoint, key=request.key) as checkpoint:
+        with watch("graph"):
+            known = architecture(
+                request.arch,
+                shapes_of(checkpoint),
+                aliases=checkpoint.aliases,
+                label=checkpoint.label,
+                free_outputs=request.free_outputs,
+            )
+            network = real_network(known)
+            if network is None:
+                raise UsageError(
+                    "nothing to check against",
+                    where=f"--arch {request.arch}",
+                    why="a family or a spec can't be run",
+                    fix="give the module: --arch file.py:factory; the spec goes into --spec",
+                )
+            config = read_config(checkpoint.path)
+            graph = _graph_of_module(request, network, known.graph, config)
+        report = Report(
+            command="check",
+            version=__version__,
+            inputs=(checkpoint.record(),),
+            recipe={"arch": request.arch, "spec": request.spec, "seed": request.seed},
+            tensors=tensor_records(checkpoint, known.graph),
+            graph=graph_record(graph),
+        )
+    with watch("check"):
+        acid = acid_test(network.module, network.args, network.kwargs, graph, seed=request.seed)
+        wrong = [] if acid.passed else _wrong_spaces(request, network, graph, progress)
+        left_out = leave_one_out(
+            network.module,
+            network.args,
+            network.kwargs,
+            graph,
+            seed=request.seed,
+            spaces=_affordable(graph),
+        )
+    report = replace(
+        report,
+        checks=Checks(acid.passed, acid.max_error),
+        evaluation=_evaluation(acid, left_out),
+        warnings=(*graph.warnings, *_remarks(graph, left_out)),
+        timings=dict(watch.seconds),
+        peak_rss_bytes=peak_rss_bytes(),
+    )
+    if not acid.passed:
+        raise GateFailed(
+            "the graph is wrong: permuting its units changes the function",
+            where=", ".join(wrong) or "only all spaces together",
+            why=f"outputs differ by {acid.max_error:.2g}, {acid.threshold:g} is allowed",
+            fix=f"correct the lines of these spaces in {graph.source}",
+            report=report,
+        )
+    return report
+
+
+def _graph_of_module(
+    request: CheckRequest,
+    network: Network,
+    traced: LayerGraph,
+    config: Mapping[str, Any] | None,
+) -> LayerGraph:
+    """The graph under test in the module's own names: traced, or bound from `--spec`."""
+    module = network.module
+    if request.spec is not None:
+        shapes, aliases = _tensors_of(module)
+        return layer_graph(
+            request.spec,
+            shapes,
+            aliases=aliases,
+            config=config,
+            label=f"the module {request.arch}",
+        )
+    if request.arch.endswith(".pt2"):
+        from pathlib import Path
+
+        from ..network.program import load_program
+
+        return graph_from_program(
+            load_program(Path(request.arch)),
+            source=traced.source,
+            free_outputs=request.free_outputs,
+        )
+    return trace(
+        module,
+        network.args,
+        network.kwargs,
+        source=traced.source,
+        free_outputs=request.free_outputs,
+    )
+
+
+def _tensors_of(
+    module: nn.Module,
+) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[str, ...]]]:
+    """Shapes by name, tied tensors once, and the other names of those."""
+    groups: dict[int, list[str]] = {}
+    state = module.state_dict(keep_vars=True)
+    for name, tensor in state.items():
+        groups.setdefault(id(tensor), []).append(name)
+    shapes = {names[0]: tuple(state[names[0]].shape) for names in groups.values()}
+    return shapes, {names[0]: tuple(names[1:]) for names in groups.values() if len(names) > 1}
+
+
+def _affordable(graph: LayerGraph) -> list[str] | None:
+    """As many spaces, in graph order, as leave-one-out may cost; None for all."""
+    chosen: list[str] = []
+    members = 0
+    for space in graph.free():
+        members += len(graph.members[space.id])
+        if members > _MOST_MEMBERS:
+            return chosen
+        chosen.append(space.id)
+    return None
+
+
+def _wrong_spaces(
+    request: CheckRequest, network: Network, graph: LayerGraph, progress: Progress
+) -> list[str]:
+    """Spaces that fail the acid test alone, with the tensors they claim."""
+    wrong = []
+    spaces = list(graph.free())
+    for done, space in enumerate(spaces):
+        progress("locate", done, len(spaces))
+        alone = {space.id} | ({space.per} if space.per else set())
+        result = acid_test(
+            network.module,
+            network.args,
+            network.kwargs,
+            graph,
+            seed=request.seed,
+            draws=1,
+            spaces=alone,
+        )
+        if not result.passed:
+            tensors = ", ".join(f"{name}:{dim}" for name, dim in graph.members[space.id][:4])
+            wrong.append(f"space {space.id} ({tensors})")
+    return wrong
+
+
+def _evaluation(acid: AcidResult, left_out: LeaveOneOutResult) -> dict[str, object]:
+    return {
+        "acid test": "passed" if acid.passed else "failed",
+        "largest error": acid.max_error,
+        "allowed error": acid.threshold,
+        "spaces permuted": acid.spaces,
+        "draws": acid.draws,
+        "members left out one by one": left_out.members,
+        "members detected": left_out.members - len(left_out.undetected),
+    }
+
+
+def _remarks(graph: LayerGraph, left_out: LeaveOneOutResult) -> list[str]:
+    found = [
+        f"no output misses {member}: the network may not depend on its order"
+        for member in left_out.undetected
+    ]
+    if (chosen := _affordable(graph)) is not None:
+        found.append(f"only {len(chosen)} spaces were checked by leave-one-out, for time")
+    return found
