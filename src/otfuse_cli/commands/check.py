@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
 from .. import __version__
+from ..checkpoint.config import read_config
 from ..checkpoint.open import open_checkpoint
 from ..errors import GateFailed, UsageError
 from ..graph.model import LayerGraph
@@ -50,7 +53,8 @@ def check(request: CheckRequest, *, progress: Progress = silent) -> Report:
                     why="a family or a spec can't be run",
                     fix="give the module: --arch file.py:factory; the spec goes into --spec",
                 )
-            graph = _graph_of_module(request, network, known.graph)
+            config = read_config(checkpoint.path)
+            graph = _graph_of_module(request, network, known.graph, config)
         report = Report(
             command="check",
             version=__version__,
@@ -89,13 +93,22 @@ def check(request: CheckRequest, *, progress: Progress = silent) -> Report:
     return report
 
 
-def _graph_of_module(request: CheckRequest, network: Network, traced: LayerGraph) -> LayerGraph:
+def _graph_of_module(
+    request: CheckRequest,
+    network: Network,
+    traced: LayerGraph,
+    config: Mapping[str, Any] | None,
+) -> LayerGraph:
     """The graph under test in the module's own names: traced, or bound from `--spec`."""
     module = network.module
     if request.spec is not None:
         shapes, aliases = _tensors_of(module)
         return layer_graph(
-            request.spec, shapes, aliases=aliases, label=f"the module {request.arch}"
+            request.spec,
+            shapes,
+            aliases=aliases,
+            config=config,
+            label=f"the module {request.arch}",
         )
     if request.arch.endswith(".pt2"):
         from pathlib import Path
