@@ -15,7 +15,7 @@ test: $(VENV)/.installed-dev  ## the unit suite
 	$(BIN)/python -m pytest -n auto -m "not slow and not cuda"
 
 slow: $(VENV)/.installed-dev  ## accuracy floors on real pairs (OTFUSE_SHARED); none is no failure
-	$(BIN)/python -m pytest -m "slow and not cuda" || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest -n auto -m "slow and not cuda" || [ $$? -eq 5 ]
 
 check: $(VENV)/.installed-dev  ## lint, format, types
 	$(BIN)/ruff check .

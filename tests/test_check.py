@@ -184,7 +184,10 @@ def test_different_widths_of_one_factory_match(factory):
         otfuse_cli.merge(deeper, narrow, arch=f"{factory}:with_inputs")
 
 
-NETS = ["unet-bn", "densenet", "mobilenet-se", "grouped", "lstm", "generator", "transformer"]
+NETS = [
+    *("densenet", "grouped", "lstm", "transformer"),
+    *(pytest.param(n, marks=pytest.mark.slow) for n in ("unet-bn", "mobilenet-se", "generator")),
+]
 
 
 @pytest.mark.parametrize("name", NETS)

@@ -102,7 +102,9 @@ def test_relabelling_the_source_changes_nothing(name):
 
 
 @pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("share", [0.5, 0.25, 1.0])
+@pytest.mark.parametrize(
+    "share", [0.5, *(pytest.param(w, marks=pytest.mark.slow) for w in (0.25, 1.0))]
+)
 def test_a_widened_twin_fuses_exactly_both_ways(name, share):
     net, shape = NETS[name]
     narrow = state(net)
