@@ -56,6 +56,10 @@ class Branching(torch.nn.Module):
 
 def branching():
     return Branching()
+
+def backbone():
+    layers = torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 6, 3)
+    return torch.nn.Sequential(*layers), torch.randn(2, 3, 8, 8)
 """
 
 
@@ -151,6 +155,20 @@ def test_merge_checks_the_function_on_the_real_maps(factory, two, tmp_path):
     assert report.checks.max_error < 1e-10
     for name, tensor in original.items():
         assert torch.equal(fused[name], tensor), name
+
+
+def test_free_outputs_let_a_headless_backbone_move(factory):
+    """The outputs of the aligned source come in the anchor's order, which the check knows."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"0.weight": (8, 3, 3, 3), "0.bias": (8,), "2.weight": (6, 8, 3, 3), "2.bias": (6,)}
+    original = {n: torch.randn(s, generator=generator) for n, s in shapes.items()}
+    order = torch.tensor([3, 1, 5, 0, 2, 4])
+    twin = {n: t[order] if n.startswith("2") else t for n, t in original.items()}
+    fused, report = otfuse_cli.merge(twin, original, arch=f"{factory}:backbone", free_outputs=True)
+    assert report.checks.function_preserved is True
+    assert all(torch.equal(fused[n], t) for n, t in original.items())
+    held, _ = otfuse_cli.merge(twin, original, arch=f"{factory}:backbone")
+    assert not torch.equal(held["2.weight"], original["2.weight"])
 
 
 def test_merge_refuses_maps_that_change_the_function(factory, two, monkeypatch):

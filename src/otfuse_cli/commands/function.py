@@ -44,7 +44,7 @@ def check_function(parents: Parents, aligned: Sequence[Aligned]) -> tuple[Checks
         model, names = source.model, parents.known.names
         before = module_state(network, names, model.stored)
         after = module_state(network, names, partial(_aligned, source))
-        change = _change(network, before, after)
+        change = _change(network, source, before, after)
         worst = max(worst, change)
         if change > FLOAT32:
             raise SolveFailed(
@@ -61,14 +61,34 @@ def _aligned(source: Aligned, name: str) -> torch.Tensor:
     return transport(model.stored(name), name, model.graph, source.alignment)
 
 
+def _indices(source: Aligned) -> dict[str, torch.Tensor]:
+    """The hard maps as index vectors; of a family, one row for each anchor unit of its index."""
+    maps, families = source.alignment.maps, source.alignment.families
+    found = {s: m.plan.index_M for s, m in maps.items() if m.plan.index_M is not None}
+    for space, inner in families.items():
+        rows = [m.plan.index_M for m in inner if m.plan.index_M is not None]
+        found[space] = torch.stack(rows)
+    return found
+
+
 def _change(
-    network: Network, before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]
+    network: Network,
+    source: Aligned,
+    before: dict[str, torch.Tensor],
+    after: dict[str, torch.Tensor],
 ) -> float:
     """In float64, where the network can; in float32 where its kernels can't."""
     for dtype in (torch.float64, torch.float32):
         try:
             return function_change(
-                network.module, network.args, network.kwargs, before, after, dtype=dtype
+                network.module,
+                network.args,
+                network.kwargs,
+                before,
+                after,
+                dtype=dtype,
+                graph=source.model.graph,
+                maps=_indices(source),
             )
         except RuntimeError:
             if dtype is torch.float32:

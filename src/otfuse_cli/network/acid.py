@@ -161,14 +161,19 @@ def function_change(
     after: Mapping[str, Tensor],
     *,
     dtype: torch.dtype = torch.float32,
+    graph: LayerGraph | None = None,
+    maps: Maps | None = None,
 ) -> float:
     """Largest relative change of the outputs between two states of one module.
 
-    The function check on real maps: `before` is the source, `after` its aligned form.
+    The function check on real maps: `before` is the source, `after` its aligned form. Where the
+    graph lets the units of outputs move, they are expected in the order of `maps`.
     """
     given = without_cache(module, dict(kwargs or {}))
     with eval_mode(module), no_fast_path(), torch.no_grad():
         old, new = (_run(module, _cast((args, given, dict(s)), dtype)) for s in (before, after))
+    if graph is not None and maps is not None:
+        old = [_reordered(i, y, graph, maps) for i, y in enumerate(old)]
     return max((_difference(b, a) for a, b in zip(old, new, strict=True)), default=0.0)
 
 
@@ -257,10 +262,7 @@ class _Bench(AbstractContextManager["_Bench"]):
         """Largest relative difference from what is expected under `maps`."""
         worst = 0.0
         for i, (new, old) in enumerate(zip(outputs, self.expected, strict=True)):
-            for output, d, axis in self._graph.outputs:
-                if output == i:
-                    old = old.index_select(d, axis_index(axis, maps, self._graph.spaces))
-            worst = max(worst, _difference(new, old))
+            worst = max(worst, _difference(new, _reordered(i, old, self._graph, maps)))
         return worst
 
 
@@ -285,6 +287,14 @@ def _run(module: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any], State]
     args, kwargs, state = given
     outputs = torch.func.functional_call(module, state, args, kwargs, tie_weights=False)
     return [y.detach().clone() for y in pick_outputs(outputs)]
+
+
+def _reordered(number: int, output: Tensor, graph: LayerGraph, maps: Maps) -> Tensor:
+    """An output with its free units in the order of `maps`."""
+    for at, d, axis in graph.outputs:
+        if at == number:
+            output = output.index_select(d, axis_index(axis, maps, graph.spaces))
+    return output
 
 
 def _difference(new: Tensor, old: Tensor) -> float:
