@@ -82,12 +82,6 @@ def build(request_type: Callable[..., Any], keywords: Mapping[str, Any]) -> Any:
         values["checkpoints"] = tuple(values["checkpoints"] or ())
     if values.get("weights") is not None:
         values["weights"] = parse_weights(values["weights"])
-    if values.get("dtype", "keep") not in CHOICES["dtype"]:
-        raise UsageError(
-            f"unknown value {values['dtype']!r}",
-            where="--dtype",
-            fix=f"use one of: {', '.join(CHOICES['dtype'])}",
-        )
     limit = values.get("max_cost")
     if limit is not None and not (isfinite(limit) and limit >= 0):
         raise UsageError("a cost is finite and not negative", where=f"--max-cost {limit}")

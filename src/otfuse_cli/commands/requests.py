@@ -102,6 +102,14 @@ class OutputOptions:
     overwrite: bool = False
     dtype: Literal["keep", "float32", "float64", "float16", "bfloat16"] = "keep"
 
+    def __post_init__(self) -> None:
+        if self.dtype not in CHOICES["dtype"]:
+            raise UsageError(
+                f"unknown value {self.dtype!r}",
+                where="--dtype",
+                fix=f"use one of: {', '.join(CHOICES['dtype'])}",
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class MergeRequest(FusionOptions, OutputOptions):
