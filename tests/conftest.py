@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 from otfuse_cli import app
 from otfuse_cli.report import (
@@ -26,6 +27,12 @@ from otfuse_cli.report import (
     Report,
     SpaceRecord,
 )
+
+# Time limits mean nothing on a busy machine, and CI must not fail by the luck of a draw: people
+# who run the tests by hand search on.
+settings.register_profile("local", deadline=None)
+settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 # The suite runs in a worker per core: threads inside them would only wait for one another.
 torch.set_num_threads(1)
