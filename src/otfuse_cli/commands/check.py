@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -18,6 +19,7 @@ from ..graph.trace import graph_from_program, trace
 from ..network.acid import AcidResult, LeaveOneOutResult, acid_test, leave_one_out
 from ..network.architecture import architecture, real_network
 from ..network.factory import Network
+from ..network.program import load_program
 from ..report import Checks, Report
 from ..runtime import Progress, Stopwatch, peak_rss_bytes, silent
 from .parents import graph_record, shapes_of, tensor_records
@@ -111,10 +113,6 @@ def _graph_of_module(
             label=f"the module {request.arch}",
         )
     if request.arch.endswith(".pt2"):
-        from pathlib import Path
-
-        from ..network.program import load_program
-
         return graph_from_program(
             load_program(Path(request.arch)),
             source=traced.source,

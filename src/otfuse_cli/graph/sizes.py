@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..errors import IncompatibleModels
@@ -166,15 +166,22 @@ def resize(graph: LayerGraph, shapes: Shapes, *, label: str, anchor: str) -> Lay
     )
 
 
+def few(names: Sequence[str]) -> str:
+    """The first three of many names, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def only_in(names: Sequence[str], holder: str, other: str) -> str:
+    """That one side has tensors which the other lacks, in words."""
+    return f"{few(names)} in {holder} but not in {other}"
+
+
 def _require_same_names(graph: LayerGraph, shapes: Shapes, label: str, anchor: str) -> None:
     missing = [n for n in graph.tensors if n not in shapes]
     extra = [n for n in shapes if n not in graph.tensors]
     if missing or extra:
-        parts = []
-        for names, holder, other in ((missing, anchor, label), (extra, label, anchor)):
-            if names:
-                more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-                parts.append(f"{', '.join(names[:3])}{more} in {holder} but not in {other}")
+        sides = ((missing, anchor, label), (extra, label, anchor))
+        parts = [only_in(names, holder, other) for names, holder, other in sides if names]
         raise IncompatibleModels(
             "the checkpoints hold different tensors",
             where=f"{label} and {anchor}",

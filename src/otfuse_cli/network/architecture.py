@@ -14,6 +14,7 @@ from ..errors import IncompatibleModels, UsageError
 from ..graph.covers import Shapes
 from ..graph.model import LayerGraph
 from ..graph.recognise import layer_graph
+from ..graph.sizes import few, only_in
 from ..graph.trace import graph_from_program, trace
 from .factory import Network, build, names_a_module
 from .program import load_program
@@ -98,14 +99,6 @@ def architecture(
 def _from_factory(
     arch: str, shapes: Shapes, aliases: Aliases, label: str, free_outputs: bool
 ) -> Architecture:
-    network, graph = _traced(arch, shapes, aliases, label, free_outputs)
-    names = _names(network.module, shapes, aliases, label, arch)
-    return Architecture(_held(graph, shapes, label), network, _stored(names, shapes))
-
-
-def _traced(
-    arch: str, shapes: Shapes, aliases: Aliases, label: str, free_outputs: bool
-) -> tuple[Network, LayerGraph]:
     """Trace on the meta device, where a model of any size has no weights; else on the CPU."""
     for device in ("meta", "cpu"):
         try:
@@ -123,7 +116,7 @@ def _traced(
             if device == "cpu":
                 raise
         else:
-            return network, graph
+            return Architecture(_held(graph, shapes, label), network, _stored(names, shapes))
     raise AssertionError
 
 
@@ -173,9 +166,9 @@ def _names(
     if missing or extra:
         sides = []
         if extra:
-            sides.append(f"{_few(extra)} in {label} but not in the module")
+            sides.append(only_in(extra, label, "the module"))
         if missing:
-            sides.append(f"{_few(missing)} in the module but not in {label}")
+            sides.append(only_in(missing, "the module", label))
         raise IncompatibleModels(
             "the module and the checkpoint hold different tensors",
             where=f"--arch {arch} and {label}",
@@ -198,10 +191,6 @@ def _prefix(module: set[str], checkpoint: set[str]) -> tuple[str, str]:
     return best
 
 
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
 def _held(graph: LayerGraph, shapes: Shapes, label: str) -> LayerGraph:
     """The graph of what the checkpoint holds, in its order.
 
@@ -212,7 +201,7 @@ def _held(graph: LayerGraph, shapes: Shapes, label: str) -> LayerGraph:
     if lost:
         raise IncompatibleModels(
             "the traced network does not use a tensor",
-            where=f"{_few(lost)} of {label}",
+            where=f"{few(lost)} of {label}",
             fix="trace the module that the checkpoint was saved from",
         )
     return replace(graph, tensors={name: graph.tensors[name] for name in shapes})
