@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,11 +22,12 @@ from ..checkpoint.names import TensorInfo
 from ..checkpoint.open import Checkpoint, open_checkpoint
 from ..checkpoint.write import check_output, open_writer, suffix_of
 from ..errors import OutputRefused, UsageError
-from ..fuse.average import Aligned, average
+from ..fuse.average import Aligned, average, stored
 from ..fuse.repair import Repair, plan_repair
 from ..report import FileRecord, Report
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
 from ..stored import report_beside
+from .bench import Improved, improve, open_bench, watch_units
 from .function import check_function
 from .parents import (
     MEDOID,
@@ -37,7 +38,7 @@ from .parents import (
     graph_record,
     open_checkpoints,
 )
-from .requests import FusionOptions, MergeRequest, OutputOptions, Source, normalised
+from .requests import ImproveOptions, MergeRequest, OutputOptions, Source, normalised
 
 Put = Callable[[str, torch.Tensor], None]
 
@@ -52,7 +53,7 @@ class Plan:
     weights: tuple[float, ...]
     output: Path | None
     report: Path | None
-    options: FusionOptions
+    options: ImproveOptions
     target: OutputOptions
 
 
@@ -135,9 +136,16 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
         used = {plan.anchor_index, *(m.index for m in sources)}
         with watch("read"):
             _require_finite_inputs([parents.models[at] for at in sorted(used)], runtime)
+        with watch("inputs"):
+            bench = open_bench(parents, plan.options, recipe, weights, runtime)
+            if bench is not None:
+                parents = watch_units(bench, parents, recipe)
+                sources = [m for m in parents.sources if weights[m.index] > 0]
         matches: list[Match] = []
         with watch("match"):
-            matches = [match(source, parents.anchor, recipe, runtime) for source in sources]
+            for source in sources:
+                judge = None if bench is None else bench.judge(source)
+                matches.append(match(source, parents.anchor, recipe, runtime, judge))
             matches = realign(sources, matches, parents.anchor, weights, recipe, runtime)
         aligned = [
             Aligned(source, found.alignment, weights[source.index])
@@ -148,8 +156,12 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
         repair = None
         if recipe.repair == "auto" and not _endpoint(aligned):
             repair = plan_repair(parents.anchor.graph)
+        better = Improved()
+        if bench is not None:
+            with watch("refit"):
+                better = improve(bench, aligned, recipe, plan.options, endpoint=_endpoint(aligned))
         with watch("write"):
-            _write(plan, parents, aligned, runtime, repair, also)
+            _write(plan, parents, aligned, runtime, repair, better.tensors, also)
         with watch("read"):
             inputs = tuple(c.record(digest=at in used) for at, c in enumerate(checkpoints))
         report = Report(
@@ -166,8 +178,11 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
                 *_warnings(parents, recipe, aligned, repair),
                 *(w for m in matches for w in m.warnings),
                 *remarks,
+                *better.remarks,
             ),
             checks=checks,
+            steps=better.steps,
+            refits=better.refits,
         )
     report = replace(report, timings=dict(watch.seconds), peak_rss_bytes=peak_rss_bytes())
     if plan.report is not None:
@@ -223,6 +238,7 @@ def _write(
     aligned: Sequence[Aligned],
     runtime: Runtime,
     repair: Repair | None,
+    better: Mapping[str, torch.Tensor],
     also: Put | None,
 ) -> None:
     anchor = parents.anchor
@@ -232,7 +248,10 @@ def _write(
     with _sink(plan, anchor.checkpoint, infos, also) as put:
         for done, (name, info) in enumerate(zip(names, infos, strict=True)):
             runtime.progress("write", done, len(names))
-            put(name, average(name, anchor, aligned, dtype=info.dtype, repair=repair))
+            if name in better:
+                put(name, stored(name, better[name], info.dtype))
+            else:
+                put(name, average(name, anchor, aligned, dtype=info.dtype, repair=repair))
     runtime.progress("write", len(names), len(names))
 
 
@@ -272,8 +291,24 @@ def _recipe(plan: Plan, recipe: Recipe, runtime: Runtime) -> dict[str, Any]:
         "anchor": plan.anchor_index,
         "arch": plan.options.arch,
         "paper": plan.options.paper,
+        **_inputs_recipe(plan.options),
         "dtype": plan.target.dtype,
         "device": runtime.device,
+    }
+
+
+def _inputs_recipe(options: ImproveOptions) -> dict[str, Any]:
+    """Which inputs were used, and what for."""
+    samples = options.samples
+    return {
+        "samples": str(samples) if isinstance(samples, str | Path) else None,
+        "synthetic": options.synthetic,
+        "synthetic_kind": options.synthetic_kind,
+        "num_samples": options.num_samples,
+        "input_shape": options.input_shape,
+        "refit": options.refits,
+        "ridge": options.ridge,
+        "calibrate": options.calibrate,
     }
 
 

@@ -23,6 +23,8 @@ else:
     StateDict = Mapping
 
 Source = str | Path | StateDict
+# A file, `file.py:loader`, or tensors in memory by name.
+Inputs = str | Path | Mapping[str, Any]
 
 __all__ = [
     "CHOICES",
@@ -75,6 +77,14 @@ class FusionOptions:
     scale: str | None = None
     passes: int | None = None
     repair: str | None = None
+    post_activations: bool | None = None
+    samples: Inputs | None = None
+    synthetic: bool = False
+    synthetic_kind: str = "auto"
+    input_shape: tuple[int, ...] | None = None
+    num_samples: int | None = None
+    force: bool = False
+    max_memory: float | None = None
     seed: int = 0
 
     def recipe(self) -> Recipe:
@@ -91,6 +101,35 @@ class FusionOptions:
         if preset.get("align") == "none":
             preset.setdefault("repair", "none")
         return Recipe(**preset)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImproveOptions(FusionOptions):
+    """What is done with the average when there are inputs. `refit` None: when there are any."""
+
+    refit: bool | None = None
+    ridge: float = 0.1
+    calibrate: str | None = None
+
+    def __post_init__(self) -> None:
+        others = getattr(super(), "__post_init__", None)
+        if others is not None:
+            others()
+        if not (isfinite(self.ridge) and self.ridge >= 0):
+            raise UsageError("a ridge is finite and not negative", where=f"--ridge {self.ridge}")
+        if self.calibrate is not None and self.calibrate not in CHOICES["calibrate"]:
+            raise UsageError(
+                f"unknown value {self.calibrate!r}",
+                where="--calibrate",
+                fix=f"use one of: {', '.join(CHOICES['calibrate'])}",
+            )
+
+    @property
+    def refits(self) -> bool:
+        """Whether layers are fitted where there are inputs."""
+        if self.refit is not None:
+            return self.refit
+        return not self.paper and self.align != "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +151,7 @@ class OutputOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergeRequest(FusionOptions, OutputOptions):
+class MergeRequest(ImproveOptions, OutputOptions):
     """Fuse `checkpoints` (two or more) with `weights` into the anchor's shape."""
 
     checkpoints: tuple[Source, ...]
@@ -121,7 +160,7 @@ class MergeRequest(FusionOptions, OutputOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PruneFuseRequest(FusionOptions, OutputOptions):
+class PruneFuseRequest(ImproveOptions, OutputOptions):
     """Fuse `dense` into its pruned version, which is the anchor."""
 
     dense: Source
@@ -156,7 +195,7 @@ class CheckRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemoRequest(FusionOptions, OutputOptions):
+class DemoRequest(ImproveOptions, OutputOptions):
     """Fuse the bundled pair of digit classifiers and measure what comes out."""
 
 

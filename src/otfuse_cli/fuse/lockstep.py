@@ -86,7 +86,7 @@ class Lockstep:
         return len(self._batches)
 
     def stops(self, targets: Sequence[str], layer: str) -> Iterator[Stop]:
-        """Every batch, with the parents run up to `targets` and the fused network before `layer`."""
+        """Every batch: the parents run up to `targets`, the fused network before `layer`."""
         for at in range(self.batches):
             stop = self._standing.pop(at, None) or self._start(at, frozenset(targets))
             for walk in stop.parents:
@@ -102,6 +102,19 @@ class Lockstep:
                     for name in targets:
                         walk.release(name)
                 self._standing[at] = stop
+
+    def cut(self, value: Tensor, stop: Stop) -> Tensor:
+        """Without the samples that only fill up the last batch."""
+        return value[: len(value) * stop.count // self.program.batch]
+
+    def adjust(self, name: str, gain: Tensor, shift: Tensor, *, channel: int) -> None:
+        """Scale and shift a value that waiting passes of the fused network hold, by channel."""
+        for stop in self._standing.values():
+            value = stop.fused[name]
+            shape = [1] * value.dim()
+            shape[channel] = -1
+            factor, term = (t.to(value).view(shape) for t in (gain, shift))
+            stop.fused.replace(name, value * factor + term)
 
     def _start(self, at: int, targets: frozenset[str]) -> Stop:
         batch = self._batches[at]

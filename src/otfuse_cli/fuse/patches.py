@@ -61,8 +61,8 @@ class Rows:
         """(B, *out, rest) to (n, rest), rows in order of samples."""
         if self.places is None:
             return value.flatten(0, space)
-        index = torch.unravel_index(self.places.to(value.device), value.shape[1 : 1 + space])
-        picked = value[(slice(None), *index)]
+        index = torch.unravel_index(self.places.to(value.device), list(value.shape[1 : 1 + space]))
+        picked = value[(slice(None), *index)]  # type: ignore[index]
         return picked.flatten(0, 1)
 
     def flat_weight(self, weight: Tensor) -> Tensor:
@@ -133,11 +133,24 @@ def _spread(value: Tensor, window: Window, kernel: tuple[int, ...]) -> Tensor:
 def _flipped(weight: Tensor, groups: int) -> Tensor:
     """(C, O/g, *k) of a transposed convolution as (O, C/g, *k) of the ordinary one."""
     kernel = list(range(2, weight.dim()))
-    apart = weight.unflatten(0, (groups, -1)).transpose(1, 2)
+    apart = torch.unflatten(weight, 0, (groups, -1)).transpose(1, 2)
     return apart.flatten(0, 1).flip(kernel)
 
 
 def _unflipped(weight: Tensor, groups: int) -> Tensor:
     kernel = list(range(2, weight.dim()))
-    apart = weight.flip(kernel).unflatten(0, (groups, -1)).transpose(1, 2)
+    apart = torch.unflatten(weight.flip(kernel), 0, (groups, -1)).transpose(1, 2)
     return apart.flatten(0, 1)
+
+
+def along_outputs(values: Tensor, weight: Tensor, layer: Layer) -> Tensor:
+    """One number per output of a layer, in a shape that multiplies its stored weight."""
+    window = layer.window
+    if window is not None and window.transposed:  # inputs, outputs of one group, kernel
+        per_group = values.view(window.groups, 1, -1)
+        inner = weight.shape[0] // window.groups
+        spread = per_group.expand(-1, inner, -1).reshape(weight.shape[0], -1)
+        return spread.view(*spread.shape, *(1,) * (weight.dim() - 2))
+    shape = [1] * weight.dim()
+    shape[1 if layer.turned else 0] = -1
+    return values.view(shape)

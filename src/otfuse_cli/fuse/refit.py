@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from ..align.apply import transport_value
-from ..graph.fits import Fit, fits
+from ..graph.fits import Fit, Norm, fits
 from ..graph.program import Program
 from ..network.samples import Samples
 from ..network.walk import Walk
 from ..runtime import Runtime
 from .lockstep import Lockstep, Parent, Stop
-from .patches import Rows, rows_of
+from .patches import Rows, along_outputs, rows_of
 from .ridge import Ridge, Solution
 
 # Rows of a layer: this many for each of its inputs, and never fewer than these in all.
@@ -77,9 +77,7 @@ def refit(
     return done, shared
 
 
-def _fit(
-    fit: Fit, lockstep: Lockstep, ridge: float, generator: torch.Generator
-) -> Refitted | None:
+def _fit(fit: Fit, lockstep: Lockstep, ridge: float, generator: torch.Generator) -> Refitted | None:
     fused, layer = lockstep.fused, fit.layer
     assert isinstance(fused, dict)
     weight = fused[layer.weight]
@@ -101,7 +99,7 @@ def _fit(
                 None if prior.bias is None else prior.bias.view(rows.groups, -1),
                 rows=lockstep.samples.count * places,
             )
-        values = _cut(stop.fused[layer.input], stop, lockstep)
+        values = lockstep.cut(stop.fused[layer.input], stop)
         sums.add(rows.inputs(values), rows.outputs(target))
     assert rows is not None
     assert sums is not None
@@ -122,7 +120,7 @@ def _target(fit: Fit, lockstep: Lockstep, stop: Stop) -> Tensor:
     mean = mean_value(fit.target, lockstep.parents, stop.parents)
     if fit.minus is not None:
         mean = mean - stop.fused[fit.minus]
-    return _cut(mean, stop, lockstep)
+    return lockstep.cut(mean, stop)
 
 
 def mean_value(name: str, parents: Sequence[Parent], walks: Sequence[Walk]) -> Tensor:
@@ -138,11 +136,6 @@ def mean_value(name: str, parents: Sequence[Parent], walks: Sequence[Walk]) -> T
     return mean
 
 
-def _cut(value: Tensor, stop: Stop, lockstep: Lockstep) -> Tensor:
-    """Without the samples that only fill up the last batch."""
-    return value[: len(value) * stop.count // lockstep.program.batch]
-
-
 class _Folded:
     """A layer with the BatchNorm that follows it folded in: the prior, and the way back."""
 
@@ -152,31 +145,18 @@ class _Folded:
         weight = self.stored
         bias = None if fit.layer.bias is None else fused[fit.layer.bias]
         if fit.norm is not None:
-            gain, shift = self._gain_and_shift(fit.norm.tensors, fit.norm.eps)
-            weight = weight * self._along_outputs(gain)
+            gain, shift = self._gain_and_shift(fit.norm)
+            weight = weight * along_outputs(gain, weight, fit.layer)
             bias = shift if bias is None else shift + gain * bias
         self.weight, self.bias = weight, bias
 
-    def _gain_and_shift(self, norm: object, eps: float) -> tuple[Tensor, Tensor]:
-        assert self.fit.norm is not None
+    def _gain_and_shift(self, norm: Norm) -> tuple[Tensor, Tensor]:
         mean, var, gain, shift = (
-            self.fused[self.fit.norm.tensors[part]]
+            self.fused[norm.tensors[part]]
             for part in ("running_mean", "running_var", "weight", "bias")
         )
-        gain = gain * (var + eps).rsqrt()
+        gain = gain * (var + norm.eps).rsqrt()
         return gain, shift - gain * mean
-
-    def _along_outputs(self, values: Tensor) -> Tensor:
-        """One number per output, shaped to multiply the stored weight."""
-        window, weight = self.fit.layer.window, self.stored
-        if window is not None and window.transposed:  # inputs, outputs of one group, kernel
-            per_group = values.view(window.groups, 1, -1)
-            inner = weight.shape[0] // window.groups
-            spread = per_group.expand(-1, inner, -1).reshape(weight.shape[0], -1)
-            return spread.view(*spread.shape, *(1,) * (weight.dim() - 2))
-        shape = [1] * weight.dim()
-        shape[1 if self.fit.layer.turned else 0] = -1
-        return values.view(shape)
 
     def write(self, rows: Rows, solution: Solution) -> None:
         """Store a solution; a BatchNorm gets the statistics that its units now have."""

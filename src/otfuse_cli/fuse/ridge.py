@@ -90,7 +90,7 @@ class Ridge:
         """Relative residual of the prior."""
         if self.target == 0:
             return 0.0 if self.missed == 0 else float("inf")
-        return (self.missed / self.target) ** 0.5
+        return float((self.missed / self.target) ** 0.5)
 
     def solve(self, ridge: float, *, where: str) -> Solution | None:
         """The fit; None where the prior is right already.
@@ -154,7 +154,9 @@ class Ridge:
         bias = None
         if self.bias_gO is not None:
             step = weight - self.prior_gOD
-            bias = self.bias_gO + self.rest_gO / self.rows - torch.einsum("god,gd->go", step, mean_gD)
+            bias = (
+                self.bias_gO + self.rest_gO / self.rows - torch.einsum("god,gd->go", step, mean_gD)
+            )
         return Solution(
             weight,
             bias,

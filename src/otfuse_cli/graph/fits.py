@@ -157,7 +157,12 @@ def _convolution(program: Program, node: Node, name: str) -> Layer | None:
     values, weight, bias = given["input"], given["weight"], given.get("bias")
     stored, turns = _stored(program, weight)
     held = _tensor(program, bias)
-    if stored is None or turns or values.name not in program.data or (bias is not None and not held):
+    if (
+        stored is None
+        or turns
+        or values.name not in program.data
+        or (bias is not None and not held)
+    ):
         return None
     space = len(program.axes[weight.name]) - 2
     if isinstance(given["padding"], str) or len(program.axes[values.name]) != space + 2:
@@ -199,7 +204,7 @@ def _name(value: Any) -> str:
 
 def _fit(program: Program, layer: Layer) -> Fit:
     by_name = {node.name: node for node in program.nodes}
-    norm = _norm(program, by_name[layer.node])
+    norm = norm_after(program, by_name[layer.node])
     own = norm.node if norm is not None else layer.node
     last = by_name[own]
     while (after := _only_reader(last)) is not None and _hands_on(layer, last, after):
@@ -231,14 +236,14 @@ def _hands_on(layer: Layer, node: Node, after: Node) -> bool:
 
 
 def _scaled(node: Node) -> bool:
-    return node.kwargs.get("alpha", 1) != 1
+    return bool(node.kwargs.get("alpha", 1) != 1)
 
 
 def _same_shape(one: Node, other: Node) -> bool:
     return bool(one.meta["val"].shape == other.meta["val"].shape)
 
 
-def _norm(program: Program, node: Node) -> Norm | None:
+def norm_after(program: Program, node: Node) -> Norm | None:
     """A BatchNorm in eval mode with stored statistics that alone reads what a layer writes."""
     after = _only_reader(node)
     if after is None or "batch_norm" not in operator_name(after):
@@ -246,7 +251,9 @@ def _norm(program: Program, node: Node) -> Norm | None:
     given = named_arguments(after, {n: n for n in after.all_input_nodes})
     if given.get("training") or given.get("input") is not node:
         return None
-    parts = {p: _tensor(program, given.get(p)) for p in ("weight", "bias", "running_mean", "running_var")}
+    parts = {
+        p: _tensor(program, given.get(p)) for p in ("weight", "bias", "running_mean", "running_var")
+    }
     stored = {part: name for part, name in parts.items() if name is not None}
     if len(stored) < 4:
         return None

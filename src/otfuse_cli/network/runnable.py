@@ -92,7 +92,7 @@ def with_tensors(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
                     owned[id(tensor)] = (
                         nn.Parameter(value, requires_grad=False) if parameter else value
                     )
-                table[name] = owned[id(tensor)]  # type: ignore[assignment]
+                table[name] = owned[id(tensor)]
     return module
 
 

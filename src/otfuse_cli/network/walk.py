@@ -69,6 +69,10 @@ class Walk:
         """Run to the end; what the network returns."""
         return [self.to(name) for name in self.program.outputs]
 
+    def replace(self, name: str, value: Tensor) -> None:
+        """Put another value in the place of one that was computed."""
+        self._values[name] = value
+
     def release(self, name: str) -> None:
         """Stop keeping a value; it goes once nothing reads it any more."""
         self.keep.discard(name)
@@ -98,9 +102,9 @@ class Walk:
         return node.target(*args, **kwargs)
 
     def _release(self, used: Node, by: Node) -> None:
-        if self.program.last_reader.get(used.name) is by or not used.users:
-            if used.name not in self.keep and used.name not in self.program.outputs:
-                self._values.pop(used.name, None)
+        done = self.program.last_reader.get(used.name) is by or not used.users
+        if done and used.name not in self.keep and used.name not in self.program.outputs:
+            self._values.pop(used.name, None)
 
 
 def flat_inputs(program: Program, samples: Samples, device: str) -> list[Tensor]:
