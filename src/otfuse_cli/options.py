@@ -168,6 +168,26 @@ OPTIONS: Mapping[str, Any] = {
             text="Exit with 7 if a space costs more than X.",
         ),
     ],
+    "ensemble": Annotated[
+        bool,
+        _flag(
+            "--ensemble", panel=FUSION, text="Also measure the mean of the checkpoints' outputs."
+        ),
+    ],
+    "average": Annotated[
+        bool,
+        _flag("--average", panel=FUSION, text="Also measure the plain average of the checkpoints."),
+    ],
+    "steps": Annotated[
+        int,
+        _option(
+            "--steps",
+            panel=FUSION,
+            metavar="N",
+            text="Points of the curve, both ends included.",
+            default=11,
+        ),
+    ],
     "align": Annotated[
         str | None,
         _choice(
@@ -308,6 +328,26 @@ OPTIONS: Mapping[str, Any] = {
             default=Recipe.epsilon,
         ),
     ],
+    "samples": Annotated[
+        str,
+        _option(
+            "--samples",
+            panel=INPUTS,
+            metavar="FILE",
+            text="Inputs x and labels y: .npz, .npy, .safetensors, .pt, or file.py:loader (runs "
+            "that code).",
+        ),
+    ],
+    "num_samples": Annotated[
+        int | None,
+        _option(
+            "--num-samples",
+            panel=INPUTS,
+            metavar="N",
+            text="How many of them, drawn by seed.",
+            default="all",
+        ),
+    ],
     "arch": Annotated[
         str,
         _option(
@@ -365,6 +405,15 @@ OPTIONS: Mapping[str, Any] = {
             default="OUT with suffix .report.json",
         ),
     ],
+    "plot": Annotated[
+        Path | None,
+        _option(
+            "--plot",
+            panel=OUTPUT,
+            metavar="FILE.png|svg|html",
+            text="Draw what was measured; html needs no matplotlib.",
+        ),
+    ],
     "write_spec": Annotated[
         Path | None,
         _option(
@@ -382,6 +431,16 @@ OPTIONS: Mapping[str, Any] = {
     ],
     "json": Annotated[
         bool, _flag("--json", panel=OUTPUT, text="One JSON envelope on standard output.")
+    ],
+    "batch": Annotated[
+        int,
+        _option(
+            "--batch",
+            panel=RUN,
+            metavar="N",
+            text="Samples that the network takes at a time.",
+            default=250,
+        ),
     ],
     "device": Annotated[
         str,

@@ -52,6 +52,24 @@ def real_network(known: Architecture) -> Network | None:
     return build(network.source, device="cpu")
 
 
+def required_network(known: Architecture, arch: str) -> Network:
+    """The network with tensors that hold values.
+
+    Raises:
+        UsageError: Only names and shapes are known; says how to give it.
+    """
+    network = real_network(known)
+    if network is None:
+        raise UsageError(
+            "the network can't be run",
+            where=f"--arch {arch}",
+            why="names and shapes don't say what it computes",
+            fix="give it: --arch file.py:factory, graph.pt2, hf:DIR, timm:NAME, torchvision:NAME; "
+            "or mlp, for linear layers with ReLU between them",
+        )
+    return network
+
+
 def module_state(
     network: Network, names: Mapping[str, str], read: Callable[[str], torch.Tensor]
 ) -> dict[str, torch.Tensor]:
