@@ -186,6 +186,26 @@ OPTIONS: Mapping[str, Any] = {
             text="Exit with 7 if a space costs more than X.",
         ),
     ],
+    "ensemble": Annotated[
+        bool,
+        _flag(
+            "--ensemble", panel=FUSION, text="Also measure the mean of the checkpoints' outputs."
+        ),
+    ],
+    "average": Annotated[
+        bool,
+        _flag("--average", panel=FUSION, text="Also measure the plain average of the checkpoints."),
+    ],
+    "steps": Annotated[
+        int,
+        _option(
+            "--steps",
+            panel=FUSION,
+            metavar="N",
+            text="Points of the curve, both ends included.",
+            default=11,
+        ),
+    ],
     "align": Annotated[
         str | None,
         _choice(
@@ -380,8 +400,8 @@ OPTIONS: Mapping[str, Any] = {
             "--samples",
             panel=INPUTS,
             metavar="FILE",
-            text="Inputs without labels: .npz .npy .safetensors .pt with x, or file.py:loader "
-            "(runs that code). Needs --arch with a network to run.",
+            text="Inputs x, and labels y where something is measured: .npz, .npy, .safetensors, "
+            ".pt, or file.py:loader (runs that code). --arch must name a network to run.",
         ),
     ],
     "synthetic": Annotated[
@@ -418,7 +438,7 @@ OPTIONS: Mapping[str, Any] = {
             panel=INPUTS,
             metavar="N",
             text="How many inputs are drawn, by seed.",
-            default="400; synthetic 2000",
+            default="400, 2000 synthetic ones, all to measure on",
         ),
     ],
     "post_activations": Annotated[
@@ -489,6 +509,15 @@ OPTIONS: Mapping[str, Any] = {
             default="OUT with suffix .report.json",
         ),
     ],
+    "plot": Annotated[
+        Path | None,
+        _option(
+            "--plot",
+            panel=OUTPUT,
+            metavar="FILE.png|svg|html",
+            text="Draw what was measured; html needs no matplotlib.",
+        ),
+    ],
     "write_spec": Annotated[
         Path | None,
         _option(
@@ -506,6 +535,16 @@ OPTIONS: Mapping[str, Any] = {
     ],
     "json": Annotated[
         bool, _flag("--json", panel=OUTPUT, text="One JSON envelope on standard output.")
+    ],
+    "batch": Annotated[
+        int,
+        _option(
+            "--batch",
+            panel=RUN,
+            metavar="N",
+            text="Samples that the network takes at a time.",
+            default=250,
+        ),
     ],
     "device": Annotated[
         str,

@@ -23,19 +23,22 @@ else:
     StateDict = Mapping
 
 Source = str | Path | StateDict
-# A file, `file.py:loader`, or tensors in memory by name.
-Inputs = str | Path | Mapping[str, Any]
+# A file, `file.py:loader`, or in memory: inputs, (inputs, labels), or a mapping of names to arrays.
+SampleSource = Any
 
 __all__ = [
     "CHOICES",
     "CheckRequest",
+    "CurveRequest",
     "DemoRequest",
+    "EvaluateRequest",
     "FusionOptions",
     "InspectRequest",
     "MergeRequest",
     "OutputOptions",
     "PruneFuseRequest",
     "Recipe",
+    "SampleSource",
     "Source",
     "normalised",
 ]
@@ -78,7 +81,7 @@ class FusionOptions:
     passes: int | None = None
     repair: str | None = None
     post_activations: bool | None = None
-    samples: Inputs | None = None
+    samples: SampleSource | None = None
     synthetic: bool = False
     synthetic_kind: str = "auto"
     input_shape: tuple[int, ...] | None = None
@@ -192,6 +195,52 @@ class CheckRequest:
     free_outputs: bool = False
     key: str | None = None
     seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureOptions:
+    """What networks are measured on, and how. `num_samples` None: all."""
+
+    samples: SampleSource
+    num_samples: int | None = None
+    batch: int = 250
+
+    def __post_init__(self) -> None:
+        for name in ("num_samples", "batch"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                flag = f"--{name.replace('_', '-')}"
+                raise UsageError("at least one is needed", where=f"{flag} {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateRequest(MeasureOptions):
+    """Measure `checkpoints`; on request their ensemble and their plain average as well."""
+
+    checkpoints: tuple[Source, ...]
+    ensemble: bool = False
+    average: bool = False
+    arch: str = "auto"
+    key: str | None = None
+    device: str = "auto"
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveRequest(MeasureOptions, FusionOptions):
+    """Measure two checkpoints and what lies between them, plainly averaged and fused."""
+
+    checkpoints: tuple[Source, ...]
+    steps: int = 11
+    plot: Path | None = None
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps < 2:
+            raise UsageError(
+                "a curve has two ends", where=f"--steps {self.steps}", fix="use 2 or more"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
