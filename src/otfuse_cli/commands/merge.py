@@ -20,7 +20,8 @@ from ..align.sweep import Match
 from ..checkpoint.draft import write_text
 from ..checkpoint.names import TensorInfo
 from ..checkpoint.open import Checkpoint, open_checkpoint
-from ..checkpoint.write import check_output, open_writer, suffix_of
+from ..checkpoint.suffix import suffix_of
+from ..checkpoint.write import check_output, open_writer
 from ..errors import OutputRefused, UsageError
 from ..fuse.average import Aligned, average
 from ..fuse.repair import Repair, plan_repair
