@@ -33,6 +33,7 @@ class Checkpoint:
         label: What messages call it.
         contents: All that the file holds, the state dict among it.
         container: What lies around its state dict.
+        entries: Clean name -> where the tensor is.
         infos: Clean name -> info in file order; of tied names the first one only.
         aliases: Name -> the other names that share its tensor.
     """
@@ -54,7 +55,7 @@ class Checkpoint:
             {name: TensorInfo(name, tuple(e.shape), e.dtype) for name, e in entries.items()}
         )
         self.aliases: Mapping[str, tuple[str, ...]] = MappingProxyType(dict(aliases))
-        self._entries = entries
+        self.entries = entries
         self._disk = contents.disk
 
     def read(self, name: str) -> torch.Tensor:
@@ -64,7 +65,7 @@ class Checkpoint:
             UnreadableInput: The file changed or can't be read.
             KeyError: No such name in `infos`.
         """
-        return self.contents.read(self._entries[name])
+        return self.contents.read(self.entries[name])
 
     def sha256(self) -> str | None:
         """SHA-256 of the file (of a folder: see `Volume`), computed once; `None` in memory."""

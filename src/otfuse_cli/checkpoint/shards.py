@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
 
-from ..errors import OutputRefused, UsageError
+from ..errors import OutputRefused
 from .draft import FolderDraft
 from .folder import INDEX
 from .names import TensorInfo
@@ -17,34 +16,6 @@ from .open import Checkpoint
 from .safetensors_writer import SafetensorsWriter
 from .sidecars import contents_of, is_sidecar, sidecars
 from .suffix import SUFFIXES
-
-DEFAULT_SHARD = "5GB"
-_UNITS = {
-    "": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "KIB": 1 << 10,
-    "MIB": 1 << 20,
-    "GIB": 1 << 30,
-}
-
-
-def parse_size(text: str) -> int:
-    """`5GB`, `500MiB` or a number of bytes.
-
-    Raises:
-        UsageError: Anything else, or nothing.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?B)?", text.strip(), re.IGNORECASE)
-    size = int(float(match[1]) * _UNITS[(match[2] or "").upper()]) if match else 0
-    if size < 1:
-        raise UsageError(
-            "not a size",
-            where=f"--shard-size {text}",
-            fix="for example 5GB, 500MB or 2GiB",
-        )
-    return size
 
 
 def plan_shards(infos: Sequence[TensorInfo], limit: int) -> list[list[TensorInfo]]:

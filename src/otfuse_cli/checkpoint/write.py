@@ -16,8 +16,8 @@ from .extras import Extras
 from .names import TensorInfo
 from .open import Checkpoint
 from .safetensors_writer import SafetensorsWriter, require_dtypes
-from .shards import DEFAULT_SHARD, FolderWriter, parse_size, refuse_foreign_files
-from .suffix import suffix_of
+from .shards import FolderWriter, refuse_foreign_files
+from .suffix import DEFAULT_SHARD, parse_size, suffix_of
 from .torch_writer import TorchWriter
 
 
