@@ -16,14 +16,15 @@ class Draft:
 
     Where the system can, the file has no name until it is published, so that not even a killed
     process leaves anything behind; elsewhere it has a temporary one. Its mode follows the umask.
+    With `folder` it is made there, for `publish` to move it.
 
     Raises:
         OutputRefused: No file can be made there.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, folder: Path | None = None) -> None:
         self.path = path
-        self._folder = path.parent
+        self._folder = folder or path.parent
         self._temporary: Path | None = None
         try:
             fd = _open_nameless(self._folder)
@@ -49,27 +50,26 @@ class Draft:
             raise refused(self.path, error) from error
 
     def publish(self, *, overwrite: bool, path: Path | None = None) -> None:
-        """Flush the file to disk and give it its name, or `path` in another folder.
+        """Flush the file to disk and give it its name, or `path`, whatever messages call it.
 
         Raises:
             OutputRefused: The name was taken meanwhile, or the disk is full.
         """
+        path = path or self.path
         try:
             os.fsync(self.fd)
-            if path is not None:
-                self.path, self._folder = path, path.parent
             if self._temporary is None:
                 # Remembered before it exists: an interrupt in between must not lose it.
                 self._temporary = self._temporary_path()
                 _link(self.fd, self._temporary)
-            if not overwrite and os.path.lexists(self.path):
+            if not overwrite and os.path.lexists(path):
                 raise FileExistsError(errno.EEXIST, "it appeared while the file was being written")
-            os.replace(self._temporary, self.path)
+            os.replace(self._temporary, path)
             self._temporary = None
         except OSError as error:
             raise refused(self.path, error) from error
         self._close()
-        _sync_folder(self._folder)
+        _sync_folder(path.parent)
 
     def discard(self) -> None:
         """Drop the file, unless it has been published."""
@@ -155,7 +155,7 @@ class FolderDraft:
         Raises:
             OutputRefused: No file can be made there.
         """
-        self._drafts[name] = Draft(self.path.parent / name)
+        self._drafts[name] = Draft(self.path / name, folder=self.path.parent)
         return self._drafts[name]
 
     def publish(self, *, overwrite: bool) -> None:
