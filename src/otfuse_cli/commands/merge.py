@@ -212,12 +212,16 @@ def _select(plan: Plan, parents: Parents) -> Selection:
 
 
 def _require_finite_inputs(models: Sequence[Model], runtime: Runtime) -> None:
-    """Read every tensor that counts once, so that a NaN is named before any solve."""
+    """Read every tensor that counts once, so that a NaN is named before any solve.
+
+    The first model has all names, the others may lack some (see `reconcile`).
+    """
     names = list(models[0].graph.tensors)
     for done, name in enumerate(names):
         runtime.progress("read", done, len(names))
         for model in models:
-            model.stored(name)
+            if name in model.graph.tensors:
+                model.stored(name)
     runtime.progress("read", len(names), len(names))
 
 
