@@ -20,7 +20,7 @@ from .rebuild import Unsupported
 from .symbols import Foreign, Symbol, dtype_of
 from .unpickle import Bag, Table
 
-_PLAIN = (str, int, float, bytes, bytearray, bool, complex, type(None))
+_PLAIN = (str, int, float, bytes, bool, complex, type(None), torch.dtype, torch.Size)
 _MOST_LEVELS = 64
 
 
