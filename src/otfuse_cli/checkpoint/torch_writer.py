@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +15,22 @@ from .draft import Draft, refused
 from .extras import Extras
 from .names import TensorInfo
 from .open import Checkpoint
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class _Noting(io.FileIO):
+    """Remembers why a write failed: torch's writer raises errors of its own, without the cause."""
+
+    error: OSError | None = None
+
+    def write(self, data: Buffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.error = error
+            raise
 
 
 class TorchWriter:
@@ -53,12 +70,13 @@ class TorchWriter:
                 value = {key: value}
         else:
             value = self._extras.around(value)
+        raw = _Noting(os.dup(self._draft.fd), "wb")
         try:
             # A file object: torch would put the name of a path into the archive.
-            with os.fdopen(os.dup(self._draft.fd), "wb") as file:
+            with io.BufferedWriter(raw) as file:
                 torch.save(value, file)
-        except (OSError, RuntimeError) as error:  # torch's own writer raises RuntimeError
-            raise refused(self._draft.path, error) from error
+        except (OSError, RuntimeError) as error:
+            raise refused(self._draft.path, raw.error or error) from error
 
     def _state_dict(self) -> dict[str, torch.Tensor]:
         """Names in the order of `like`, then those that it doesn't have; tied names together."""

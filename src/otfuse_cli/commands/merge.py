@@ -31,7 +31,7 @@ from ..report import FileRecord, Report
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
 from ..stored import report_beside
 from .function import check_function
-from .outputs import refuse_outputs
+from .outputs import refuse_outputs, require_room
 from .parents import (
     MEDOID,
     Parents,
@@ -133,6 +133,7 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
             parents = _assemble(plan, checkpoints, plan.anchor_index, runtime)
         weights = plan.weights
         selection = _select(plan, parents)
+        require_room(plan.output, _targets(plan, parents.whole.checkpoint))
         sources = [m for m in parents.sources if selection.used(m.index)]
         # A source of weight 0 is not read beyond its header; the anchor is what others align to.
         used = {plan.anchor_index, *(m.index for m in sources)}
@@ -233,22 +234,26 @@ def _endpoint(aligned: Sequence[Aligned]) -> bool:
 def _write(plan: Plan, fused: Fused, runtime: Runtime, also: Put | None) -> tuple[str, ...]:
     """Write every tensor; returns what could not be written along with them."""
     anchor = fused.whole.checkpoint
-    wanted = None if plan.target.dtype == "keep" else getattr(torch, plan.target.dtype)
-    names = list(anchor.infos)
-    infos = [_target(anchor.infos[n], wanted) for n in names]
+    infos = _targets(plan, anchor)
     extras = anchor.extras() if plan.target.keep_extras else None
     with _sink(plan, anchor, infos, also, extras) as put:
-        for done, (name, info) in enumerate(zip(names, infos, strict=True)):
-            runtime.progress("write", done, len(names))
-            put(name, fused.tensor(name, dtype=info.dtype))
-    runtime.progress("write", len(names), len(names))
+        for done, info in enumerate(infos):
+            runtime.progress("write", done, len(infos))
+            put(info.name, fused.tensor(info.name, dtype=info.dtype))
+    runtime.progress("write", len(infos), len(infos))
     if extras is None or not extras.left_out:
         return ()
     return (f"--keep-extras left out: {', '.join(extras.left_out)}",)
 
 
-def _target(info: TensorInfo, wanted: torch.dtype | None) -> TensorInfo:
-    return replace(info, dtype=wanted) if wanted and info.dtype.is_floating_point else info
+def _targets(plan: Plan, anchor: Checkpoint) -> list[TensorInfo]:
+    """The tensors of the output, in the anchor's order."""
+    if plan.target.dtype == "keep":
+        return list(anchor.infos.values())
+    wanted = getattr(torch, plan.target.dtype)
+    return [
+        replace(i, dtype=wanted) if i.dtype.is_floating_point else i for i in anchor.infos.values()
+    ]
 
 
 @contextmanager

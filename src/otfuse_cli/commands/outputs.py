@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ..checkpoint.names import TensorInfo
 from ..checkpoint.suffix import PT_SUFFIXES, suffix_of
 from ..checkpoint.write import check_output
 from ..errors import OutputRefused, UsageError
@@ -41,6 +43,24 @@ def refuse_outputs(
     if output == report:
         raise UsageError("output and report have the same name", where=str(output))
     _refuse_options(output, target, folder=folder)
+
+
+def require_room(output: Path | None, infos: Iterable[TensorInfo]) -> None:
+    """Require that the tensors fit on the disk, before hours are spent on them.
+
+    Raises:
+        OutputRefused: They don't.
+    """
+    if output is None:
+        return
+    wanted, free = sum(info.nbytes for info in infos), shutil.disk_usage(output.parent).free
+    if wanted > free:
+        raise OutputRefused(
+            "the output does not fit on the disk",
+            where=str(output),
+            why=f"it has {wanted} bytes, {free} are free",
+            fix="write to a folder with enough room",
+        )
 
 
 def _refuse_options(output: Path, target: OutputOptions, *, folder: bool) -> None:
