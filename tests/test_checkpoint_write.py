@@ -20,7 +20,8 @@ import torch
 from otfuse_cli.checkpoint import draft
 from otfuse_cli.checkpoint.names import TensorInfo
 from otfuse_cli.checkpoint.open import Checkpoint, open_checkpoint
-from otfuse_cli.checkpoint.write import check_output, open_writer, suffix_of
+from otfuse_cli.checkpoint.suffix import suffix_of
+from otfuse_cli.checkpoint.write import check_output, open_writer
 from otfuse_cli.errors import ExitCode, OutputRefused, UsageError
 
 STATE = {
@@ -348,7 +349,7 @@ def test_unwritable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         check_output(tmp_path / "x", overwrite=False)
 
 
-@pytest.mark.parametrize("name", ["x", "x.txt", "x.safetensors.gz", "x.PT", ".pt"])
+@pytest.mark.parametrize("name", ["x.txt", "x.safetensors.gz", "x.PT", ".pt"])
 def test_unknown_suffix(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match=r"\.safetensors, \.pt, \.pth, \.bin, \.ckpt"):
         write(tmp_path / name)
@@ -379,3 +380,38 @@ def test_inputs_are_never_touched(tmp_path: Path) -> None:
     with open_checkpoint(path) as like:
         write(tmp_path / "out.pt", like)
     assert (path.read_bytes(), path.stat().st_mtime_ns) == before
+
+
+def test_safetensors_name_the_ties_as_their_library_does(tmp_path: Path) -> None:
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = torch.nn.Embedding(5, 3)
+            self.head = torch.nn.Linear(3, 5, bias=False)
+            self.head.weight = self.embed.weight
+
+    module = Tied()
+    torch.save(module.state_dict(), tmp_path / "in.pt")
+    with open_checkpoint(tmp_path / "in.pt") as like:
+        path = write(tmp_path / "x.safetensors", like)
+    with safetensors.safe_open(path, "pt") as file:
+        assert file.metadata() == {"format": "pt", "head.weight": "embed.weight"}
+    other = Tied()
+    safetensors.torch.load_model(other, path)
+    assert torch.equal(other.head.weight, module.head.weight)
+    # From safetensors of either make, the tie comes back.
+    safetensors.torch.save_model(module, str(tmp_path / "theirs.safetensors"))
+    for source in (path, tmp_path / "theirs.safetensors"):
+        with open_checkpoint(source) as like:
+            assert len(like.infos) == 1
+            out = torch.load(write(tmp_path / "back.pt", like, overwrite=True), weights_only=True)
+        assert set(out) == {"embed.weight", "head.weight"}
+        assert out["embed.weight"].data_ptr() == out["head.weight"].data_ptr()
+
+
+def test_metadata_that_only_looks_like_a_tie(tmp_path: Path) -> None:
+    state = {"pt": torch.rand(2), "w": torch.rand(2)}
+    safetensors.torch.save_file(state, tmp_path / "x.safetensors", {"format": "pt", "w": "pt"})
+    with open_checkpoint(tmp_path / "x.safetensors") as checkpoint:
+        assert set(checkpoint.infos) == {"pt", "w"}
+        assert not checkpoint.aliases

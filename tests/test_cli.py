@@ -66,7 +66,8 @@ def test_every_option_reaches_the_request(cli, verbs):
         "merge a b c -o o.pt --weights 0.5,0.3,0.2 --anchor first --arch mlp --key model "
         "--device cpu --paper --align none --matcher sweep --metric cosine --raw --mass norm "
         "--solver sinkhorn --epsilon 0.1 --residual identity --beta 0.25 --scale paper --seed 7 "
-        "--report r.json --overwrite --dtype float16"
+        "--report r.json --overwrite --dtype float16 --skip a.* --skip b --only c --no-strict "
+        "--vocab common --keep-extras --shard-size 2GiB"
     )
     assert cli(*line.split()).code == 0
     assert verbs["requests"] == [
@@ -93,6 +94,12 @@ def test_every_option_reaches_the_request(cli, verbs):
             beta=0.25,
             scale="paper",
             seed=7,
+            skip=("a.*", "b"),
+            only=("c",),
+            strict=False,
+            vocab="common",
+            keep_extras=True,
+            shard_size="2GiB",
         )
     ]
 
@@ -126,7 +133,9 @@ def test_demo_request(cli, verbs):
 def test_every_request_field_has_an_option(name):
     taken = {parameter.name for parameter in COMMANDS[name].params}
     wanted = {f.name for kind in (REQUESTS[name], RunOptions) for f in fields(kind)}
-    omitted = {"demo": {"arch", "free_outputs", "key"}, "inspect": {"repair"}}
+    files = {"arch", "free_outputs", "key", "strict", "vocab"}
+    files |= {"skip", "only", "keep_extras", "shard_size"}
+    omitted = {"demo": files, "inspect": {"repair"}}
     assert wanted - omitted.get(name, set()) == taken
     assert wanted <= set(OPTIONS)
 

@@ -217,7 +217,7 @@ def _prepare_wrong(kind: str, folder: Path) -> tuple[list[object], int, list[str
             return line, 4, ["fc9.weight", "a.pt", "b.pt"]
         case "other classes":
             torch.save(mlp(0, (*WIDTHS[:-1], 12)), a)
-            return line, 4, ["fc4", "12", "5", "output"]
+            return line, 4, ["fc4", "12", "5", "--vocab"]
         case "nan":
             torch.save(_nan(mlp(0)), a)
             return line, 3, ["a.pt", "fc3.weight"]
@@ -299,7 +299,7 @@ def test_a_killed_run_leaves_no_output(tmp_path):
     torch.save(mlp(1), tmp_path / "b.pt")
     program = (
         "import sys, time\n"
-        "import otfuse_cli.commands.merge as m\n"
+        "import otfuse_cli.fuse.fused as m\n"
         "real, calls = m.average, []\n"
         "def slow(*a, **k):\n"
         "    calls.append(1)\n"

@@ -214,7 +214,10 @@ def curve(request: CurveRequest, progress: Progress) -> Report:
     DemoRequest,
     "otfuse demo",
     "otfuse demo --paper -o fused.safetensors",
-    omit=("arch", "free_outputs", "key"),
+    omit=(
+        *("arch", "free_outputs", "key", "strict", "vocab"),
+        *("skip", "only", "keep_extras", "shard_size"),
+    ),
 )
 def demo(request: DemoRequest, progress: Progress) -> Report:
     """Fuse a bundled pair of digit classifiers, and measure parents, plain average and fused net.

@@ -15,7 +15,9 @@ from typing import Annotated, Any
 
 import typer
 
+from .checkpoint.suffix import DEFAULT_SHARD, parse_size
 from .commands.requests import CHOICES, Recipe
+from .commands.weights import read_weights
 from .errors import UsageError
 
 FUSION, MATCHING, INPUTS, OUTPUT, RUN = PANELS = ("Fusion", "Matching", "Inputs", "Output", "Run")
@@ -80,10 +82,17 @@ def build(request_type: Callable[..., Any], keywords: Mapping[str, Any]) -> Any:
     values = dict(keywords)
     if "checkpoints" in values:
         values["checkpoints"] = tuple(values["checkpoints"] or ())
+    for name in ("skip", "only"):
+        if name in values:
+            values[name] = tuple(values[name] or ())
     if values.get("weights") is not None:
-        values["weights"] = parse_weights(values["weights"])
+        text = values["weights"]
+        by_file = text.endswith((".yaml", ".yml"))
+        values["weights"] = read_weights(Path(text)) if by_file else parse_weights(text)
     if values.get("input_shape") is not None:
         values["input_shape"] = parse_shape(values["input_shape"])
+    if values.get("shard_size") is not None:
+        parse_size(values["shard_size"])
     limit = values.get("max_cost")
     if limit is not None and not (isfinite(limit) and limit >= 0):
         raise UsageError("a cost is finite and not negative", where=f"--max-cost {limit}")
@@ -220,8 +229,8 @@ OPTIONS: Mapping[str, Any] = {
         _option(
             "--weights",
             panel=FUSION,
-            metavar="W,W...",
-            text="A weight per checkpoint, made to sum to 1.",
+            metavar="W,W...|FILE.yaml",
+            text="A weight per checkpoint, made to sum to 1; a file gives weights by tensor.",
             default="equal",
         ),
     ],
@@ -244,6 +253,24 @@ OPTIONS: Mapping[str, Any] = {
             text="The checkpoint that gives widths and file format, and that the others are "
             "aligned to; INDEX counts from 0, medoid is the one nearest to all others.",
             default="last",
+        ),
+    ],
+    "skip": Annotated[
+        list[str] | None,
+        _option(
+            "--skip",
+            panel=FUSION,
+            metavar="GLOB",
+            text="Tensors to take from the anchor as they are, instead of averaging; repeatable.",
+        ),
+    ],
+    "only": Annotated[
+        list[str] | None,
+        _option(
+            "--only",
+            panel=FUSION,
+            metavar="GLOB",
+            text="Average these tensors alone; the others are the anchor's; repeatable.",
         ),
     ],
     "paper": Annotated[
@@ -489,6 +516,25 @@ OPTIONS: Mapping[str, Any] = {
             text="The entry of the checkpoint to take, where it holds several models.",
         ),
     ],
+    "strict": Annotated[
+        bool,
+        _flag(
+            "--strict/--no-strict",
+            panel=INPUTS,
+            text="Refuse checkpoints that hold different tensors, or keep what the anchor alone "
+            "has and drop what it lacks.",
+            default="strict",
+        ),
+    ],
+    "vocab": Annotated[
+        str,
+        _choice(
+            "vocab",
+            panel=INPUTS,
+            text="Different vocabularies or classes: an error, average the rows that all have, or "
+            "keep the anchor's.",
+        ),
+    ],
     "output": Annotated[
         Path | None,
         _option(
@@ -496,7 +542,8 @@ OPTIONS: Mapping[str, Any] = {
             "-o",
             panel=OUTPUT,
             metavar="OUT",
-            text="Where the fused checkpoint goes; the suffix decides the format.",
+            text="Where the fused checkpoint goes; the suffix decides the format, without one it "
+            "is a folder.",
         ),
     ],
     "report": Annotated[
@@ -529,6 +576,24 @@ OPTIONS: Mapping[str, Any] = {
     ],
     "overwrite": Annotated[
         bool, _flag("--overwrite", panel=OUTPUT, text="Replace an output that exists.")
+    ],
+    "keep_extras": Annotated[
+        bool,
+        _flag(
+            "--keep-extras",
+            panel=OUTPUT,
+            text="Carry over what lies beside the weights in the anchor's file (.pt only).",
+        ),
+    ],
+    "shard_size": Annotated[
+        str | None,
+        _option(
+            "--shard-size",
+            panel=OUTPUT,
+            metavar="SIZE",
+            text="Most bytes in a file of an output folder: 500MB, 2GiB.",
+            default=DEFAULT_SHARD,
+        ),
     ],
     "dtype": Annotated[
         str, _choice("dtype", panel=OUTPUT, text="Stored dtype of floating tensors.")

@@ -24,9 +24,14 @@ EXAMPLES = (
 
 def report_beside(checkpoint: Path) -> Path:
     """Where the report of a checkpoint lies: `fused.pt` -> `fused.report.json`; inside a folder."""
-    if checkpoint.is_dir():
+    if checkpoint.is_dir() or (not checkpoint.exists() and is_folder_name(checkpoint)):
         return checkpoint / f"{checkpoint.resolve().name}.report.json"
     return checkpoint.with_suffix(".report.json")
+
+
+def is_folder_name(path: Path) -> bool:
+    """Whether an output of this name is a folder: it has no suffix (one begins with a letter)."""
+    return not path.suffix[1:2].isalpha()
 
 
 def read_beside(checkpoint: Path) -> Report:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..errors import UsageError
+from ..errors import IncompatibleModels, UsageError
+from ..graph.axes import axis_units
 from ..runtime import Runtime
 from .alignment import Alignment
 from .balance import balance
@@ -27,9 +28,12 @@ def match(
     Raises:
         SolveFailed: A transport problem was not solved.
         UsageError: A matcher that looks for one map per space, with options that have no such map.
+        IncompatibleModels: A complex tensor that would have to be moved.
     """
     if recipe.align == "none":
         return Match(Alignment({}), (), ())
+    _require_real(source)
+    _require_real(anchor)
     average = recipe.residual == "average" and bool(stream_spaces(anchor.graph))
     first = (sweep_average if average else sweep)(source, anchor, recipe, runtime)
     errors = {s.id: s.marginal_error for s in first.spaces}
@@ -71,6 +75,20 @@ def match(
         outcome.candidates,
         (*warnings, *outcome.warnings),
     )
+
+
+def _require_real(model: Model) -> None:
+    """Complex tensors stay in place: no cost is defined for them."""
+    for name, tensor in model.graph.tensors.items():
+        units = [u for axis in tensor.axes for u in axis_units(axis.expr)]
+        free = [u for u in units if model.graph.spaces[u].pinned is None]
+        if free and model.checkpoint.infos[name].dtype.is_complex:
+            raise IncompatibleModels(
+                "a complex tensor with units to match",
+                where=f"{model.checkpoint.label}, tensor {name}",
+                why=f"space {free[0]} may move, and costs are defined for real weights only",
+                fix="pin that space in a spec, or use --align none",
+            )
 
 
 def _sweep_only(recipe: Recipe, *, average: bool) -> str | None:

@@ -19,6 +19,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "scale": ("preserve", "balanced", "paper"),
     "repair": ("auto", "none"),
     "calibrate": ("none", "bn", "repair", "auto"),
+    "vocab": ("refuse", "common", "anchor"),
     "dtype": ("keep", "float32", "float64", "float16", "bfloat16"),
 }
 

@@ -27,7 +27,7 @@ class Container:
     """How a file holds its state dict: all that is needed to write another one like it.
 
     Attributes:
-        format: `safetensors`, `pt`, `pt-legacy` or `memory`.
+        format: What holds it (see `Contents.form`): `safetensors`, `pt`, `dcp`, ...
         wrapper: Keys that lead to the state dict, outermost first.
         prefix: What was stripped from every name.
         keys: Clean names in file order, tied ones included.

@@ -7,10 +7,11 @@ No file formats here.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import stat
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -37,6 +38,10 @@ class Block:
     stride: tuple[int, ...]
     conjugate: bool = False
     negative: bool = False
+
+    def shifted(self, base: int) -> Block:
+        """The same tensor `base` bytes further on."""
+        return replace(self, start=self.start + base)
 
     @property
     def numel(self) -> int:
@@ -66,10 +71,10 @@ class Disk:
             mode = path.stat().st_mode
             if stat.S_ISDIR(mode):
                 raise UnreadableInput(
-                    "a folder, not a checkpoint file",
+                    "a folder, not a file",
                     where=label,
-                    why="checkpoint folders can't be read yet",
-                    fix="name one .safetensors or .pt file inside it",
+                    why="a file is expected here",
+                    fix="name a file inside it",
                 )
             if not stat.S_ISREG(mode):
                 raise UnreadableInput(
@@ -78,7 +83,7 @@ class Disk:
                     why="weights are read by position, which a pipe or device can't do",
                     fix="save the checkpoint to a file first",
                 )
-            self.file = path.open("rb", buffering=0)
+            self.file: io.RawIOBase = path.open("rb", buffering=0)
         except FileNotFoundError:
             raise UnreadableInput("no such file", where=label, fix="check the path") from None
         except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
@@ -164,6 +169,11 @@ class Disk:
                 why=f"shape {list(block.shape)} needs {size} bytes from a file of {self.size}",
                 fix="save the tensor without expand()",
             )
+
+
+def bits_dtype(dtype: torch.dtype) -> torch.dtype:
+    """A dtype of the same item size that every kernel knows."""
+    return _BITS[dtype.itemsize]
 
 
 def count(shape: tuple[int, ...]) -> int:

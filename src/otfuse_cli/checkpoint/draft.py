@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import shutil
 from pathlib import Path
 
 from ..errors import OutputRefused
@@ -15,14 +16,15 @@ class Draft:
 
     Where the system can, the file has no name until it is published, so that not even a killed
     process leaves anything behind; elsewhere it has a temporary one. Its mode follows the umask.
+    With `folder` it is made there, for `publish` to move it.
 
     Raises:
         OutputRefused: No file can be made there.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, folder: Path | None = None) -> None:
         self.path = path
-        self._folder = path.parent
+        self._folder = folder or path.parent
         self._temporary: Path | None = None
         try:
             fd = _open_nameless(self._folder)
@@ -47,26 +49,27 @@ class Draft:
         except OSError as error:
             raise refused(self.path, error) from error
 
-    def publish(self, *, overwrite: bool) -> None:
-        """Flush the file to disk and give it its name.
+    def publish(self, *, overwrite: bool, path: Path | None = None) -> None:
+        """Flush the file to disk and give it its name, or `path`, whatever messages call it.
 
         Raises:
             OutputRefused: The name was taken meanwhile, or the disk is full.
         """
+        path = path or self.path
         try:
             os.fsync(self.fd)
             if self._temporary is None:
                 # Remembered before it exists: an interrupt in between must not lose it.
                 self._temporary = self._temporary_path()
                 _link(self.fd, self._temporary)
-            if not overwrite and os.path.lexists(self.path):
+            if not overwrite and os.path.lexists(path):
                 raise FileExistsError(errno.EEXIST, "it appeared while the file was being written")
-            os.replace(self._temporary, self.path)
+            os.replace(self._temporary, path)
             self._temporary = None
         except OSError as error:
             raise refused(self.path, error) from error
         self._close()
-        _sync_folder(self._folder)
+        _sync_folder(path.parent)
 
     def discard(self) -> None:
         """Drop the file, unless it has been published."""
@@ -134,6 +137,67 @@ def _sync_folder(folder: Path) -> None:
         pass
     finally:
         os.close(fd)
+
+
+class FolderDraft:
+    """A new folder, published with all its files by `publish`, or dropped by `discard`.
+
+    Its files are drafts beside it until then; the folder is put together and renamed at the end.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve() if path.is_symlink() else path
+        self._drafts: dict[str, Draft] = {}
+
+    def add(self, name: str) -> Draft:
+        """Another file of the folder.
+
+        Raises:
+            OutputRefused: No file can be made there.
+        """
+        self._drafts[name] = Draft(self.path / name, folder=self.path.parent)
+        return self._drafts[name]
+
+    def publish(self, *, overwrite: bool) -> None:
+        """Give the folder its name; one that exists must be empty, or is replaced.
+
+        Raises:
+            OutputRefused: The name was taken meanwhile, or the disk is full.
+        """
+        temporary = self._beside()
+        try:
+            try:
+                temporary.mkdir()
+                for name in sorted(self._drafts):
+                    self._drafts[name].publish(overwrite=False, path=temporary / name)
+                self._rename(temporary, overwrite=overwrite)
+            except OSError as error:
+                raise refused(self.path, error) from error
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        _sync_folder(self.path.parent)
+
+    def discard(self) -> None:
+        """Drop the files, unless they have been published."""
+        for draft in self._drafts.values():
+            draft.discard()
+
+    def _rename(self, temporary: Path, *, overwrite: bool) -> None:
+        if not overwrite or not self.path.exists():
+            os.rename(temporary, self.path)  # fails where there is more than an empty folder
+            return
+        old = self._beside()
+        os.rename(self.path, old)
+        try:
+            os.rename(temporary, self.path)
+        except BaseException:
+            os.rename(old, self.path)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+
+    def _beside(self) -> Path:
+        return self.path.parent / f".otfuse-{secrets.token_hex(8)}.tmp"
 
 
 def write_text(path: Path, text: str, *, overwrite: bool) -> None:

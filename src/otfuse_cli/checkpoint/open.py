@@ -13,12 +13,13 @@ import torch
 from ..errors import UnreadableInput
 from ..report import FileRecord
 from .containers import Container, find_state_dict, versions_of
+from .contents import Contents, Entry, file_contents, is_leaf, plain_leaf
 from .disk import Block, Disk
+from .extras import Extras, extras_of
+from .folder import folder_contents, is_folder
+from .mosaic import Mosaic
 from .names import TensorInfo, common_prefix, quantised_key, shown
-from .rebuild import TensorRef, Unsupported
-from .recognise import FileFormat, recognise
-from .safetensors_file import read_header
-from .torch_file import TorchFile, read_legacy, read_zip
+from .rebuild import Unsupported
 from .unpickle import Table
 
 _FINITE_CHUNK = 1 << 22
@@ -28,9 +29,11 @@ class Checkpoint:
     """An open checkpoint. Tensors stay in the file until `read`; reads may run in parallel.
 
     Attributes:
-        path: The file, or `None` for a state dict in memory.
+        path: The file or folder, or `None` for a state dict in memory.
         label: What messages call it.
+        contents: All that the file holds, the state dict among it.
         container: What lies around its state dict.
+        entries: Clean name -> where the tensor is.
         infos: Clean name -> info in file order; of tied names the first one only.
         aliases: Name -> the other names that share its tensor.
     """
@@ -38,21 +41,22 @@ class Checkpoint:
     def __init__(
         self,
         *,
-        disk: Disk | None,
+        contents: Contents,
         label: str,
         container: Container,
-        entries: Mapping[str, Block | torch.Tensor],
+        entries: Mapping[str, Entry],
         aliases: Mapping[str, tuple[str, ...]],
     ) -> None:
-        self.path = None if disk is None else disk.path
+        self.contents = contents
+        self.path = None if contents.disk is None else contents.disk.path
         self.label = label
         self.container = container
         self.infos: Mapping[str, TensorInfo] = MappingProxyType(
             {name: TensorInfo(name, tuple(e.shape), e.dtype) for name, e in entries.items()}
         )
         self.aliases: Mapping[str, tuple[str, ...]] = MappingProxyType(dict(aliases))
-        self._entries = entries
-        self._disk = disk
+        self.entries = entries
+        self._disk = contents.disk
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor: on the CPU, in its stored dtype, contiguous, in memory of its own.
@@ -61,14 +65,10 @@ class Checkpoint:
             UnreadableInput: The file changed or can't be read.
             KeyError: No such name in `infos`.
         """
-        entry = self._entries[name]
-        if isinstance(entry, torch.Tensor):
-            return _copy(entry)
-        assert self._disk is not None, "blocks come from files"
-        return self._disk.read_block(entry)
+        return self.contents.read(self.entries[name])
 
     def sha256(self) -> str | None:
-        """SHA-256 of the file, computed on first use; `None` in memory."""
+        """SHA-256 of the file (of a folder: see `Volume`), computed once; `None` in memory."""
         return None if self._disk is None else self._disk.sha256()
 
     def record(self, *, digest: bool = True) -> FileRecord:
@@ -83,6 +83,14 @@ class Checkpoint:
             parameters=sum(info.numel for info in infos),
             dtypes=dict(sorted(dtypes.items())),
         )
+
+    def extras(self) -> Extras:
+        """What the file holds beside these tensors, as far as it can be carried over.
+
+        Raises:
+            UnreadableInput: A tensor among it is broken.
+        """
+        return extras_of(self.contents, self.container.wrapper)
 
     def close(self) -> None:
         """Close the file; closing twice is fine."""
@@ -104,10 +112,11 @@ class Checkpoint:
 def open_checkpoint(
     source: str | Path | Mapping[str, Any], *, key: str | None = None, label: str | None = None
 ) -> Checkpoint:
-    """Open a checkpoint file, or wrap a state dict in memory.
+    """Open a checkpoint file or folder, or wrap a state dict in memory.
 
     Args:
-        source: A file, recognised by its content, or a mapping of names to tensors.
+        source: A file, recognised by its content, a folder (Hugging Face's, sharded or not, or one
+            of torch.distributed.checkpoint), or a mapping of names to tensors.
         key: The (dotted) entry that holds the state dict, where there are several.
         label: What messages call it; by default the path as given.
 
@@ -116,12 +125,17 @@ def open_checkpoint(
         UsageError: Several state dicts and no `key`, or a `key` that leads nowhere.
     """
     if isinstance(source, Mapping):
-        return _from_memory(source, key, label or "state dict")
-    disk = Disk(Path(source), label or str(source))
+        return _assemble(Contents(source, "memory"), label or "state dict", key)
+    path, label = Path(source), label or str(source)
     try:
-        return _from_disk(disk, key)
+        contents = folder_contents(path, label) if is_folder(path) else _file(path, label)
+    except ValueError as error:  # a NUL byte in the path
+        raise UnreadableInput("can't open the file", where=label, why=str(error)) from error
+    try:
+        return _assemble(contents, label, key)
     except BaseException:
-        disk.close()
+        if contents.disk is not None:
+            contents.disk.close()
         raise
 
 
@@ -153,48 +167,28 @@ def require_finite(checkpoint: Checkpoint, name: str, tensor: torch.Tensor) -> N
         )
 
 
-def _from_disk(disk: Disk, key: str | None) -> Checkpoint:
-    kind = recognise(disk)
-    if kind is FileFormat.SAFETENSORS:
-        blocks = read_header(disk)
-        path, table = find_state_dict(blocks, key=key, label=disk.label, is_leaf=_is_leaf)
-        return _assemble(disk, disk.label, "safetensors", path, table, None)
-    file = read_zip(disk) if kind is FileFormat.ZIP else read_legacy(disk)
-    path, table = find_state_dict(file.root, key=key, label=disk.label, is_leaf=_is_leaf)
-    state = table.state if isinstance(table, Table) else None
-    metadata = state.get("_metadata") if isinstance(state, Mapping) else None
-    located = {
-        name: _locate(file, name, value) if isinstance(value, TensorRef) else value
-        for name, value in table.items()
-    }
-    form = "pt-legacy" if file.legacy else "pt"
-    return _assemble(disk, disk.label, form, path, located, metadata)
+def _file(path: Path, label: str) -> Contents:
+    disk = Disk(path, label)
+    try:
+        return file_contents(disk)
+    except BaseException:
+        disk.close()
+        raise
 
 
-def _from_memory(source: Mapping[str, Any], key: str | None, label: str) -> Checkpoint:
-    path, table = find_state_dict(source, key=key, label=label, is_leaf=_is_leaf)
-    plain = {
-        name: _plain(value) if isinstance(value, torch.Tensor) else value
-        for name, value in table.items()
-    }
-    return _assemble(None, label, "memory", path, plain, getattr(table, "_metadata", None))
-
-
-def _assemble(
-    disk: Disk | None,
-    label: str,
-    form: str,
-    path: tuple[str, ...],
-    table: Mapping[Any, Any],
-    metadata: Any,
-) -> Checkpoint:
-    """Check the names and entries of a state dict, find ties, strip the prefix."""
-    names = [name for name in table if isinstance(name, str)]
-    for name in names:
-        _check_entry(label, name, table[name])
-    found = {name: table[name] for name in names if isinstance(table[name], Block | torch.Tensor)}
+def _assemble(contents: Contents, label: str, key: str | None) -> Checkpoint:
+    """Find the state dict, check its names and entries, find ties, strip the prefix."""
+    path, table = find_state_dict(contents.root, key=key, label=label, is_leaf=is_leaf)
+    found: dict[str, Entry] = {}
+    for name, value in table.items():
+        if isinstance(name, str):
+            leaf = plain_leaf(value) if isinstance(value, torch.Tensor) else value
+            _check_entry(label, name, leaf)
+            entry = contents.locate(name, leaf)
+            if isinstance(entry, Entry):
+                found[name] = entry
     prefix = common_prefix(list(found), lightning="state_dict" in path)
-    entries: dict[str, Block | torch.Tensor] = {}
+    entries: dict[str, Entry] = {}
     first: dict[Any, str] = {}
     aliases: dict[str, list[str]] = {}
     for full, entry in found.items():
@@ -205,14 +199,23 @@ def _assemble(
         else:
             aliases.setdefault(owner, []).append(name)
     container = Container(
-        format=form,
+        format=contents.form,
         wrapper=path,
         prefix=prefix,
         keys=tuple(name.removeprefix(prefix) for name in found),
-        versions=versions_of(metadata),
+        versions=versions_of(_metadata(table)),
     )
     ties = {name: tuple(others) for name, others in aliases.items()}
-    return Checkpoint(disk=disk, label=label, container=container, entries=entries, aliases=ties)
+    return Checkpoint(
+        contents=contents, label=label, container=container, entries=entries, aliases=ties
+    )
+
+
+def _metadata(table: Mapping[Any, Any]) -> Any:
+    """What torch sets on a state dict beside its items."""
+    if isinstance(table, Table):
+        return table.state.get("_metadata") if isinstance(table.state, Mapping) else None
+    return getattr(table, "_metadata", None)
 
 
 def _check_entry(label: str, name: str, entry: Any) -> None:
@@ -240,8 +243,10 @@ def _check_entry(label: str, name: str, entry: Any) -> None:
         )
 
 
-def _identity(name: str, entry: Block | torch.Tensor) -> Any:
+def _identity(name: str, entry: Entry) -> Any:
     """Equal for tied tensors only; an empty tensor shares nothing."""
+    if isinstance(entry, Mosaic):
+        return name
     if isinstance(entry, Block):
         return entry if entry.numel else name
     if not entry.numel():
@@ -250,28 +255,3 @@ def _identity(name: str, entry: Block | torch.Tensor) -> Any:
         *(entry.device, entry.data_ptr(), entry.dtype, tuple(entry.shape), entry.stride()),
         *(entry.is_conj(), entry.is_neg()),
     )
-
-
-def _locate(file: TorchFile, name: Any, tensor: TensorRef) -> Block:
-    return file.block(str(name), tensor)
-
-
-def _is_leaf(value: Any) -> bool:
-    return isinstance(value, TensorRef | Unsupported | Block | torch.Tensor)
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor | Unsupported:
-    if tensor.is_quantized:
-        return Unsupported("quantised: codes and scales can't be averaged")
-    if tensor.layout != torch.strided or tensor.is_nested:
-        return Unsupported("a sparse or nested tensor")
-    if tensor.is_meta:
-        return Unsupported("on the meta device: no values")
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        return Unsupported(f"a tensor subclass, {type(tensor).__name__}")
-    return tensor.detach()
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    fresh = tensor.resolve_conj().resolve_neg().to("cpu")
-    return fresh.clone(memory_format=torch.contiguous_format)

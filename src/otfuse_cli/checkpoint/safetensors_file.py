@@ -6,7 +6,7 @@ Layout: header length (8 bytes, little endian), header (JSON, padded with spaces
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -54,6 +54,8 @@ def looks_like_safetensors(head: bytes) -> bool:
 def read_header(disk: Disk) -> dict[str, Block]:
     """Where each tensor of the file lies, in the order of the header.
 
+    Names that the metadata tie to a tensor (as `safetensors.torch.save_model` does) come last.
+
     Raises:
         UnreadableInput: Header too large, no valid JSON, tensors that overlap, leave gaps or
             reach beyond the end, unknown dtypes, a name given twice.
@@ -70,7 +72,7 @@ def read_header(disk: Disk) -> dict[str, Block]:
         raise _broken(disk, f"its header is no valid JSON ({shown(str(error))})") from error
     if not isinstance(header, dict):
         raise _broken(disk, "its header is no JSON object")
-    header.pop(_METADATA, None)
+    metadata = header.pop(_METADATA, None)
     blocks, ranges = {}, []
     for name, entry in header.items():
         _require_text(disk, name)
@@ -87,21 +89,24 @@ def read_header(disk: Disk) -> dict[str, Block]:
     if data_start + position < disk.size:
         extra = disk.size - data_start - position
         raise _broken(disk, f"{extra} bytes behind its last tensor belong to none")
-    return blocks
+    return blocks | _tied(metadata, blocks)
 
 
-def make_header(infos: Iterable[TensorInfo]) -> tuple[bytes, dict[str, int]]:
+def make_header(
+    infos: Iterable[TensorInfo], ties: Mapping[str, str] | None = None
+) -> tuple[bytes, dict[str, int]]:
     """The header for these tensors, and the position in the file of each.
 
     Entries keep the given order. Data are laid out by falling item size, so that every tensor is
-    aligned to its own.
+    aligned to its own. `ties` (other name -> stored name) go into the metadata, where
+    `safetensors.torch.save_model` puts them.
     """
     infos = tuple(infos)
     begins, position = {}, 0
     for info in sorted(infos, key=lambda info: -info.dtype.itemsize):
         begins[info.name] = position
         position += info.nbytes
-    header: dict[str, Any] = {_METADATA: {"format": "pt"}}
+    header: dict[str, Any] = {_METADATA: {"format": "pt", **dict(sorted((ties or {}).items()))}}
     for info in infos:
         begin = begins[info.name]
         header[info.name] = {
@@ -116,6 +121,17 @@ def make_header(infos: Iterable[TensorInfo]) -> tuple[bytes, dict[str, int]]:
         len(text).to_bytes(8, "little") + text,
         {name: data_start + begin for name, begin in begins.items()},
     )
+
+
+def _tied(metadata: Any, blocks: Mapping[str, Block]) -> dict[str, Block]:
+    if not isinstance(metadata, dict):
+        return {}
+    return {
+        name: blocks[owner]
+        for name, owner in metadata.items()
+        if name not in blocks and name != "format" and name.isprintable()
+        if isinstance(owner, str) and owner in blocks
+    }
 
 
 def _entry(disk: Disk, name: str, entry: Any) -> tuple[torch.dtype, tuple[int, ...], int, int]:

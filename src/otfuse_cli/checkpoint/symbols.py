@@ -168,6 +168,11 @@ _HARMLESS: dict[str, frozenset[str]] = {
             _rebuild_wrapper_subclass _rebuild_xla_tensor _rebuild_device_tensor_from_numpy
             _rebuild_device_tensor_from_cpu_tensor""",
         "torch.torch_version": "TorchVersion",
+        "torch.distributed.checkpoint.metadata": """Metadata TensorStorageMetadata TensorProperties
+            ChunkStorageMetadata BytesStorageMetadata MetadataIndex StorageMeta
+            _MEM_FORMAT_ENCODING""",
+        "torch.distributed.checkpoint.filesystem": "_StorageInfo",
+        "torch.distributed._shard.sharded_tensor.metadata": "TensorProperties MEM_FORMAT_ENCODING",
         "pytorch_lightning.utilities.parsing": _ATTRIBUTE_DICT,
         "lightning.pytorch.utilities.parsing": _ATTRIBUTE_DICT,
         "lightning_fabric.utilities.data": _ATTRIBUTE_DICT,

@@ -198,6 +198,18 @@ def read_legacy(disk: Disk) -> TorchFile:
     return TorchFile(disk, root, legacy=True, extents=extents)
 
 
+def load_pickle(disk: Disk) -> Any:
+    """The value of a file that is one pickle: records of what it names and calls, nothing run.
+
+    Raises:
+        UnreadableInput: Broken, or unsafe.
+    """
+    unpickler = Unpickler(storage_from_id)
+    value = _load(disk, unpickler, PickleStream(disk, 0, disk.size))
+    _refuse_unsafe(disk, unpickler)
+    return value
+
+
 def names_unsafe_global(disk: Disk) -> None:
     """Refuse bytes that a pickle loader would take for a program; otherwise do nothing.
 

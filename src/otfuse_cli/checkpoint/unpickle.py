@@ -36,9 +36,19 @@ class BrokenPickleError(ValueError):
 
 
 class Table(dict[Any, Any]):
-    """A dict or OrderedDict of the pickle; `state` is what was set on it beside its items."""
+    """A dict or OrderedDict of the pickle.
+
+    Attributes:
+        state: What was set on it beside its items.
+        cls: The class of another kind of dict.
+    """
 
     state: Any = None
+    cls: Symbol | None = None
+
+
+class Bag(list[Any]):
+    """A set of the pickle; its items need not be hashable here."""
 
 
 class Unpickler:
@@ -127,6 +137,13 @@ class Unpickler:
 
     def _empty_list(self, _: Any) -> None:
         self._stack.append([])
+
+    def _empty_set(self, _: Any) -> None:
+        self._stack.append(Bag())
+
+    def _frozen_set(self, _: Any) -> None:
+        items = self._pop_mark()
+        self._stack.append(Foreign(Symbol("builtins", "frozenset"), (items,)))
 
     def _empty_table(self, _: Any) -> None:
         self._stack.append(Table())
@@ -226,7 +243,9 @@ class Unpickler:
         elif not isinstance(function, Symbol):
             raise BrokenPickleError("invalid pickle (a call of something that is no function)")
         elif function in _TABLES:
-            self._stack.append(Table())
+            table = Table()
+            table.cls = function if function.name == "defaultdict" else None
+            self._stack.append(table)
             items = args[-1] if args and isinstance(args[-1], list) else _NO_ARGUMENTS
             for key, value in items:
                 self._fill([key, value])
@@ -286,13 +305,13 @@ _OPERATIONS: dict[str, _Operation] = {
     "BINGET": Unpickler._get,
     "LONG_BINGET": Unpickler._get,
     "EMPTY_LIST": Unpickler._empty_list,
-    "EMPTY_SET": Unpickler._empty_list,
+    "EMPTY_SET": Unpickler._empty_set,
     "EMPTY_DICT": Unpickler._empty_table,
     "EMPTY_TUPLE": Unpickler._empty_tuple,
     "LIST": Unpickler._list,
     "DICT": Unpickler._table,
     "TUPLE": Unpickler._tuple,
-    "FROZENSET": Unpickler._tuple,
+    "FROZENSET": Unpickler._frozen_set,
     "TUPLE1": Unpickler._tuple1,
     "TUPLE2": Unpickler._tuple2,
     "TUPLE3": Unpickler._tuple3,

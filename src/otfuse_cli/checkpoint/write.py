@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
-from ..errors import OutputRefused, UsageError
-from .draft import Draft, refused
+from ..errors import OutputRefused
+from .draft import Draft, FolderDraft, refused
+from .extras import Extras
 from .names import TensorInfo
 from .open import Checkpoint
-from .safetensors_file import CODES, make_header
-
-PT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".checkpoint")
-SUFFIXES = (".safetensors", *PT_SUFFIXES)
+from .safetensors_writer import SafetensorsWriter, require_dtypes
+from .shards import FolderWriter, refuse_foreign_files
+from .suffix import DEFAULT_SHARD, parse_size, suffix_of
+from .torch_writer import TorchWriter
 
 
 class Writer(Protocol):
@@ -35,31 +35,52 @@ class Writer(Protocol):
 
 @contextmanager
 def open_writer(
-    path: str | Path, infos: Iterable[TensorInfo], *, like: Checkpoint, overwrite: bool = False
+    path: str | Path,
+    infos: Iterable[TensorInfo],
+    *,
+    like: Checkpoint,
+    overwrite: bool = False,
+    extras: Extras | None = None,
+    shard_size: int | None = None,
+    dtype: str | None = None,
 ) -> Iterator[Writer]:
     """Write tensors to a new checkpoint that loads where `like` loaded.
 
-    The suffix decides the format. Prefixes come back; `.pt` files get the wrapper keys and ties
-    of `like` too, while `.safetensors` stores tied tensors once. Other entries of `like` (its
-    optimizer, arguments, scores) are not copied: they describe another model. The file appears
-    under its name when the block ends without an exception, complete, or not at all.
+    The suffix decides the format; a folder gets safetensors shards, their index, and the config
+    and tokenizer files of `like`. Prefixes come back; `.pt` files get the wrapper keys of `like`
+    too. Ties are kept: `.pt` files share the storage, safetensors store one tensor and name the
+    other in their metadata. The output appears under its name when the block ends without an
+    exception, complete, or not at all.
+
+    Args:
+        path: The output.
+        infos: The tensors that will be put.
+        like: Whose container the output has.
+        overwrite: Replace what exists.
+        extras: Other entries of a `.pt` file; by default it has none.
+        shard_size: Most bytes in a file of a folder.
+        dtype: What the config.json of a folder is to say, where it isn't the one of `like`.
 
     Raises:
         UsageError: Unknown suffix, or a dtype that the format lacks.
-        OutputRefused: The file exists, or can't be written.
+        OutputRefused: The output exists, or can't be written.
         ValueError: A tensor was not put, or a name announced twice.
     """
     path, infos = Path(path), tuple(infos)
-    safetensors = suffix_of(path) == ".safetensors"
-    if len({info.name for info in infos}) != len(infos):
-        raise ValueError("a tensor name is announced twice")
-    if safetensors:
-        _require_safetensors_dtypes(path, infos)
-    check_output(path, overwrite=overwrite)
-    draft = Draft(path)
+    suffix = suffix_of(path)
+    if suffix in (".safetensors", ""):
+        require_dtypes(path, infos)
+    check_output(path, overwrite=overwrite, folder=not suffix)
+    draft = Draft(path) if suffix else FolderDraft(path)
     try:
-        writer: _Safetensors | _Torch
-        writer = _Safetensors(draft, infos, like) if safetensors else _Torch(draft, infos, like)
+        writer: SafetensorsWriter | TorchWriter | FolderWriter
+        if isinstance(draft, FolderDraft):
+            limit = shard_size or parse_size(DEFAULT_SHARD)
+            writer = FolderWriter(draft, infos, like, limit=limit, dtype=dtype)
+        elif suffix == ".safetensors":
+            writer = SafetensorsWriter(draft, infos, like)
+        else:
+            writer = TorchWriter(draft, infos, like, extras)
         yield writer
         writer.finish()
         draft.publish(overwrite=overwrite)
@@ -68,148 +89,40 @@ def open_writer(
         raise
 
 
-def suffix_of(path: str | Path) -> str:
-    """The suffix of an output file, which decides its format.
-
-    Raises:
-        UsageError: It is none of `SUFFIXES`.
-    """
-    suffix = Path(path).suffix
-    if suffix not in SUFFIXES:
-        raise UsageError(
-            "the output's suffix is none that can be written",
-            where=str(path),
-            why=f"it ends in {suffix!r}" if suffix else "it has no suffix",
-            fix=f"end it in one of {', '.join(SUFFIXES)}",
-        )
-    return suffix
-
-
-def check_output(path: str | Path, *, overwrite: bool) -> None:
+def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> None:
     """Refuse an output early, before any work is done for it.
 
     Raises:
-        OutputRefused: It exists and `overwrite` is false, it is a folder or device, or its folder
-            is missing or may not be written to.
+        OutputRefused: It exists and `overwrite` is false, it is not of its kind (file or folder),
+            or the folder above it is missing or may not be written to.
     """
     path = Path(path)
-    why, fix = None, None
     try:
-        if "\0" in str(path):
-            why, fix = "it is no valid path", "name a file"
-        elif path.is_dir():
-            why, fix = "it is a folder", "name a file inside it"
-        elif path.exists() and not path.is_file():
-            why, fix = "it is no regular file", "name a file"
-        elif os.path.lexists(path) and not overwrite:
-            why, fix = "it exists already", "name another file, or add --overwrite"
-        elif not path.parent.is_dir():
-            why, fix = f"there is no folder {path.parent}", "make that folder first"
-        elif not os.access(path.parent, os.W_OK | os.X_OK):
-            why, fix = f"the folder {path.parent} may not be written to", "use another folder"
+        problem = _problem(path, overwrite=overwrite, folder=folder)
+        if folder and problem is None and path.is_dir():
+            refuse_foreign_files(path)
     except OSError as error:
         raise refused(path, error) from error
-    if why:
-        raise OutputRefused("the output is refused", where=str(path), why=why, fix=fix)
-
-
-class _Safetensors:
-    """Streams: the header first, then each tensor to its place."""
-
-    def __init__(self, draft: Draft, infos: tuple[TensorInfo, ...], like: Checkpoint) -> None:
-        prefix = like.container.prefix
-        self._draft = draft
-        self._prefix = prefix
-        self._missing = {info.name: info for info in infos}
-        full = (TensorInfo(prefix + info.name, info.shape, info.dtype) for info in infos)
-        header, self._positions = make_header(full)
-        draft.write_at(memoryview(header), 0)
-
-    def put(self, name: str, tensor: torch.Tensor) -> None:
-        _check(self._missing, name, tensor)
-        flat = _plain(tensor).contiguous().reshape(-1)
-        if flat.numel():
-            data = flat.view(torch.uint8).numpy().data
-            self._draft.write_at(data, self._positions[self._prefix + name])
-        del self._missing[name]
-
-    def finish(self) -> None:
-        _require_complete(self._missing)
-
-
-class _Torch:
-    """Collects: `torch.save` wants everything at once."""
-
-    def __init__(self, draft: Draft, infos: tuple[TensorInfo, ...], like: Checkpoint) -> None:
-        self._draft = draft
-        self._like = like
-        self._missing = {info.name: info for info in infos}
-        self._names = tuple(self._missing)
-        self._tensors: dict[str, torch.Tensor] = {}
-
-    def put(self, name: str, tensor: torch.Tensor) -> None:
-        _check(self._missing, name, tensor)
-        # A copy: the caller may reuse its buffer, and a view would drag its whole storage along.
-        self._tensors[name] = _plain(tensor).clone(memory_format=torch.contiguous_format)
-        del self._missing[name]
-
-    def finish(self) -> None:
-        _require_complete(self._missing)
-        value: Any = self._state_dict()
-        for key in reversed(self._like.container.wrapper):
-            value = {key: value}
-        try:
-            # A file object: torch would put the name of a path into the archive.
-            with os.fdopen(os.dup(self._draft.fd), "wb") as file:
-                torch.save(value, file)
-        except (OSError, RuntimeError) as error:  # torch's own writer raises RuntimeError
-            raise refused(self._draft.path, error) from error
-
-    def _state_dict(self) -> dict[str, torch.Tensor]:
-        """Names in the order of `like`, then those that it doesn't have; tied names together."""
-        container = self._like.container
-        owner = {name: name for name in self._names}
-        for name, others in self._like.aliases.items():
-            if name in owner:
-                # A name that was put itself is tied no longer.
-                owner.update({other: name for other in others if other not in owner})
-        order = [name for name in container.keys if name in owner]
-        known = set(order)
-        order += [name for name in self._names if name not in known]
-        state = OrderedDict((container.prefix + name, self._tensors[owner[name]]) for name in order)
-        if container.versions is None:
-            return dict(state)
-        versions = OrderedDict((name, dict(v)) for name, v in container.versions.items())
-        state._metadata = versions  # type: ignore[attr-defined]
-        return state
-
-
-def _check(missing: dict[str, TensorInfo], name: str, tensor: torch.Tensor) -> None:
-    info = missing.get(name)
-    if info is None:
-        raise ValueError(f"tensor {name} was not announced, or put before")
-    if tuple(tensor.shape) != info.shape or tensor.dtype != info.dtype:
-        raise ValueError(
-            f"tensor {name} was announced as {info.dtype} {list(info.shape)}, "
-            f"not {tensor.dtype} {list(tensor.shape)}"
+    if problem:
+        raise OutputRefused(
+            "the output is refused", where=str(path), why=problem[0], fix=problem[1]
         )
 
 
-def _require_complete(missing: dict[str, TensorInfo]) -> None:
-    if missing:
-        raise ValueError(f"{len(missing)} tensors were not put, first {next(iter(missing))}")
-
-
-def _require_safetensors_dtypes(path: Path, infos: tuple[TensorInfo, ...]) -> None:
-    for info in infos:
-        if info.dtype not in CODES:
-            raise UsageError(
-                "a dtype that safetensors lacks",
-                where=f"{path}, tensor {info.name}",
-                why=f"its dtype is {info.dtype}",
-                fix="write a .pt file, or set --dtype",
-            )
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().resolve_conj().resolve_neg().to("cpu")
+def _problem(path: Path, *, overwrite: bool, folder: bool) -> tuple[str, str] | None:
+    """Why an output can't be, and what to do about it."""
+    if "\0" in str(path):
+        return "it is no valid path", "name a file"
+    if path.is_dir() and not folder:
+        return "it is a folder", "name a file inside it"
+    if folder and os.path.lexists(path) and not path.is_dir():
+        return "a folder is to be written, and it is none", "name another folder"
+    if path.exists() and not path.is_file() and not folder:
+        return "it is no regular file", "name a file"
+    if os.path.lexists(path) and not overwrite and not (folder and not any(path.iterdir())):
+        return "it exists already", "choose another name, or add --overwrite"
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}", "make that folder first"
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        return f"the folder {path.parent} may not be written to", "use another folder"
+    return None

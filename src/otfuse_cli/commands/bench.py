@@ -18,11 +18,13 @@ from ..align.models import Model
 from ..align.portfolio import Judge
 from ..align.recipe import Recipe
 from ..errors import UsageError
-from ..fuse.average import Aligned, average
+from ..fuse.average import Aligned
 from ..fuse.calibrate import re_estimate, rescale
+from ..fuse.fused import Fused
 from ..fuse.lockstep import Parent
 from ..fuse.refit import refit
 from ..fuse.repair import plan_repair
+from ..fuse.selection import Selection
 from ..graph.program import Program, same_operations
 from ..network.architecture import real_network
 from ..network.runnable import require_network, runnable
@@ -98,25 +100,26 @@ class Bench:
         share = own / (own + rest)
         choice = self._ensemble({source.index: share, self.anchor: 1 - share})
 
+        anchor = self.parents.anchor
+        pair = [0.0] * len(self.weights)
+        pair[source.index], pair[self.anchor] = share, 1 - share
+        selection = Selection(tuple(pair))
+        repair = plan_repair(anchor.graph)
+
         def score(alignment: Alignment) -> float:
-            tensors = self.fused([Aligned(source, alignment, share)], repair=True)
-            return self._agreement(tensors, choice)
+            aligned = [Aligned(source, alignment, share)]
+            fused = Fused(anchor, anchor, aligned, selection, repair)
+            return self._agreement(self.average(fused), choice)
 
         return score
 
-    def fused(self, aligned: Sequence[Aligned], *, repair: bool) -> Tensors:
-        """The average of aligned models in memory, float32 on the device."""
-        anchor = self.parents.anchor
-        plan = plan_repair(anchor.graph) if repair else None
+    def average(self, fused: Fused) -> Tensors:
+        """All tensors of an average in memory, float32 on the device."""
         return {
-            name: average(
-                name,
-                anchor,
-                aligned,
-                dtype=torch.float32 if info.dtype.is_floating_point else info.dtype,
-                repair=plan,
+            name: fused.tensor(
+                name, dtype=torch.float32 if info.dtype.is_floating_point else info.dtype
             ).to(self.runtime.device)
-            for name, info in anchor.checkpoint.infos.items()
+            for name, info in fused.whole.checkpoint.infos.items()
         }
 
     def agreement(self, tensors: Mapping[str, Tensor]) -> float:
@@ -153,7 +156,7 @@ class Bench:
         ]
 
     def refit(
-        self, aligned: Sequence[Aligned], tensors: Tensors, ridge: float
+        self, aligned: Sequence[Aligned], tensors: Tensors, ridge: float, left: frozenset[str]
     ) -> tuple[tuple[RefitRecord, ...], tuple[str, ...]]:
         """Fit every layer of `tensors`, in place; records, and remarks on what was left alone."""
         found, shared = refit(
@@ -162,16 +165,19 @@ class Bench:
             tensors,
             self.samples,
             ridge=ridge,
+            left=left,
             runtime=self.runtime,
             most_bytes=self.most_bytes,
         )
         remarks = [f"{name} is used twice or tied: not refitted" for name in shared]
         return tuple(RefitRecord(f.layer, f.before, f.after) for f in found), tuple(remarks)
 
-    def calibrate(self, kind: str, aligned: Sequence[Aligned], tensors: Tensors) -> Tensors | None:
+    def calibrate(
+        self, kind: str, aligned: Sequence[Aligned], tensors: Tensors, left: frozenset[str]
+    ) -> Tensors | None:
         """A calibrated copy by `bn` or `repair`; None where there is nothing to do."""
         copy, program = dict(tensors), self.programs[self.anchor]
-        more = {"runtime": self.runtime, "most_bytes": self.most_bytes}
+        more = {"left": left, "runtime": self.runtime, "most_bytes": self.most_bytes}
         if kind == "bn":
             changed = re_estimate(program, copy, self.samples, **more)  # type: ignore[arg-type]
         else:
@@ -208,7 +214,7 @@ def open_bench(
     parents: Parents,
     options: FusionOptions,
     recipe: Recipe,
-    weights: Sequence[float],
+    selection: Selection,
     runtime: Runtime,
 ) -> Bench | None:
     """Read or make inputs, and make every parent that counts ready to run; None without inputs.
@@ -217,7 +223,7 @@ def open_bench(
         parents: The models.
         options: Which inputs.
         recipe: What needs them.
-        weights: Shares; a source of weight 0 is not read.
+        selection: Shares; a source without any is not read.
         runtime: Device and seed.
 
     Raises:
@@ -226,6 +232,14 @@ def open_bench(
     if options.samples is None and not options.synthetic:
         require_no_inputs(options, recipe)
         return None
+    if not parents.complete or selection.rules:
+        raise UsageError(
+            "inputs can't be used here",
+            where="--samples or --synthetic",
+            why="the models differ in their tensors, or have weights by tensor: there is no one "
+            "function to aim at",
+            fix="fuse without inputs",
+        )
     samples = _inputs(parents, options, recipe)
     refits = isinstance(options, ImproveOptions) and options.refits
     if refits and samples.count < LEAST_SAMPLES and not options.force:
@@ -236,7 +250,8 @@ def open_bench(
             fix="give more, or use --no-refit, or --force to go on all the same",
         )
     anchor = parents.anchor_index
-    used = [m for m in parents.models if m.index == anchor or weights[m.index] > 0]
+    weights = selection.weights
+    used = [m for m in parents.models if m.index == anchor or selection.used(m.index)]
     tensors = {m.index: _tensors(m) for m in used}
     programs: dict[int, Program] = {}
     by_shape: dict[tuple[object, ...], Program] = {}
@@ -353,28 +368,29 @@ class Improved:
 
 def improve(
     bench: Bench,
-    aligned: Sequence[Aligned],
+    fused: Fused,
     recipe: Recipe,
     options: ImproveOptions,
     *,
     endpoint: bool,
 ) -> Improved:
     """Average, refit, calibrate in memory; with the whole weight on one model only on request."""
-    tensors = bench.fused(aligned, repair=recipe.repair == "auto" and not endpoint)
+    tensors, aligned = bench.average(fused), fused.sources
     average_only = dict(tensors)
+    left = frozenset(name for name in tensors if fused.selection.keeps(name))
     steps = [bench.step("average", tensors)]
     fitted: tuple[RefitRecord, ...] = ()
     remarks: tuple[str, ...] = ()
     refits = options.refits and (not endpoint or bool(options.refit))
     if refits:
-        fitted, remarks = bench.refit(aligned, tensors, options.ridge)
+        fitted, remarks = bench.refit(aligned, tensors, options.ridge, left)
         steps.append(bench.step("refit", tensors))
     quiet = refits or endpoint or options.paper or recipe.align == "none"
     wanted = options.calibrate or ("none" if quiet else "auto")
     kinds = {"none": (), "auto": ("bn", "repair")}.get(wanted, (wanted,))
     best = steps[-1]
     for kind in kinds:
-        trial = bench.calibrate(kind, aligned, tensors)
+        trial = bench.calibrate(kind, aligned, tensors, left)
         if trial is None:
             if wanted != "auto":
                 remarks = (*remarks, f"--calibrate {kind}: nothing to calibrate")

@@ -31,6 +31,8 @@ def check_function(parents: Parents, aligned: Sequence[Aligned]) -> tuple[Checks
     """
     if parents.known.network is None or not any(a.alignment.hard for a in aligned):
         return Checks(), ()
+    if not parents.complete:
+        return Checks(), ("the function was not checked: not every model has all that is run",)
     size = sum(info.nbytes for info in parents.anchor.checkpoint.infos.values())
     if size > _LARGEST_BYTES:
         held = f"{size >> 30} GiB"

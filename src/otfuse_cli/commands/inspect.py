@@ -43,7 +43,14 @@ def inspect(request: InspectRequest, *, progress: Progress = silent) -> Report:
     with open_checkpoints(request.checkpoints, request.key) as checkpoints:
         anchor_at = anchor_index(request.anchor, len(checkpoints))
         if anchor_at == MEDOID:
-            anything = assemble(checkpoints, 0, request.arch, runtime.device)
+            anything = assemble(
+                checkpoints,
+                0,
+                request.arch,
+                runtime.device,
+                strict=request.strict,
+                vocab=request.vocab,
+            )
             anchor_at = find_medoid(anything, recipe, runtime)
         with watch("read"):
             inputs = tuple(c.record() for c in checkpoints)
@@ -62,6 +69,8 @@ def inspect(request: InspectRequest, *, progress: Progress = silent) -> Report:
                     request.arch,
                     runtime.device,
                     free_outputs=request.free_outputs,
+                    strict=request.strict,
+                    vocab=request.vocab,
                 )
         except IncompatibleModels as error:
             # One file of an unknown architecture can still be described; a comparison can't.
@@ -70,9 +79,9 @@ def inspect(request: InspectRequest, *, progress: Progress = silent) -> Report:
             return replace(report, warnings=(f"no layer graph: {error.what}: {error.why}",))
         report = replace(
             report,
-            tensors=tensor_records(parents.anchor.checkpoint, parents.anchor.graph),
-            graph=graph_record(parents.anchor.graph),
-            warnings=parents.anchor.graph.warnings,
+            tensors=tensor_records(parents.whole.checkpoint, parents.whole.graph),
+            graph=graph_record(parents.whole.graph),
+            warnings=(*parents.warnings, *parents.anchor.graph.warnings),
         )
         if request.write_spec is not None:
             from ..graph.write_spec import write_spec

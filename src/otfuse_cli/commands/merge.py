@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,17 +17,22 @@ from ..align.passes import realign
 from ..align.recipe import Recipe
 from ..align.sweep import Match
 from ..checkpoint.draft import write_text
+from ..checkpoint.extras import Extras
 from ..checkpoint.names import TensorInfo
 from ..checkpoint.open import Checkpoint, open_checkpoint
-from ..checkpoint.write import check_output, open_writer, suffix_of
-from ..errors import OutputRefused, UsageError
-from ..fuse.average import Aligned, average, stored
+from ..checkpoint.suffix import DEFAULT_SHARD, parse_size
+from ..checkpoint.write import open_writer
+from ..errors import UsageError
+from ..fuse.average import Aligned
+from ..fuse.fused import Fused
 from ..fuse.repair import Repair, plan_repair
+from ..fuse.selection import Selection
 from ..report import FileRecord, Report
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
 from ..stored import report_beside
 from .bench import Improved, improve, open_bench, watch_units
 from .function import check_function
+from .outputs import refuse_outputs, require_room
 from .parents import (
     MEDOID,
     Parents,
@@ -38,7 +42,8 @@ from .parents import (
     graph_record,
     open_checkpoints,
 )
-from .requests import ImproveOptions, MergeRequest, OutputOptions, Source, normalised
+from .requests import ImproveOptions, MergeRequest, OutputOptions, Source
+from .weights import Rules, weight_rules
 
 Put = Callable[[str, torch.Tensor], None]
 
@@ -55,6 +60,7 @@ class Plan:
     report: Path | None
     options: ImproveOptions
     target: OutputOptions
+    rules: Rules = ()
 
 
 def merge(request: MergeRequest, *, progress: Progress = silent) -> Report:
@@ -88,15 +94,17 @@ def plan_merge(request: MergeRequest) -> Plan:
             fix="name two or more",
         )
     output = None if request.output is None else Path(request.output)
+    weights, rules = weight_rules(request.weights, count)
     return Plan(
         command="merge",
         checkpoints=tuple(request.checkpoints),
         anchor_index=anchor_index(request.anchor, count),
-        weights=normalised(request.weights, count),
+        weights=weights,
         output=output,
         report=report_path(output, request.report),
         options=request,
         target=request,
+        rules=rules,
     )
 
 
@@ -115,32 +123,28 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
     recipe = plan.options.recipe()
     watch = Stopwatch()
     runtime = Runtime(resolve_device(plan.options.device), recipe.seed, progress)
-    _refuse_outputs(plan)
+    refuse_outputs(plan.output, plan.report, plan.checkpoints, plan.target)
     with open_checkpoints(plan.checkpoints, plan.options.key) as checkpoints:
         if plan.anchor_index == MEDOID:
             with watch("match"):
-                any_anchor = assemble(checkpoints, 0, plan.options.arch, runtime.device)
+                any_anchor = _assemble(plan, checkpoints, 0, runtime)
                 chosen = find_medoid(any_anchor, recipe, runtime)
             plan = replace(plan, anchor_index=chosen)
         with watch("graph"):
-            parents = assemble(
-                checkpoints,
-                plan.anchor_index,
-                plan.options.arch,
-                runtime.device,
-                free_outputs=plan.options.free_outputs,
-            )
+            parents = _assemble(plan, checkpoints, plan.anchor_index, runtime)
         weights = plan.weights
-        sources = [m for m in parents.sources if weights[m.index] > 0]
+        selection = _select(plan, parents)
+        require_room(plan.output, _targets(plan, parents.whole.checkpoint))
+        sources = [m for m in parents.sources if selection.used(m.index)]
         # A source of weight 0 is not read beyond its header; the anchor is what others align to.
         used = {plan.anchor_index, *(m.index for m in sources)}
         with watch("read"):
-            _require_finite_inputs([parents.models[at] for at in sorted(used)], runtime)
+            _require_finite_inputs([parents.whole, *sources], runtime)
         with watch("inputs"):
-            bench = open_bench(parents, plan.options, recipe, weights, runtime)
+            bench = open_bench(parents, plan.options, recipe, selection, runtime)
             if bench is not None:
                 parents = watch_units(bench, parents, recipe)
-                sources = [m for m in parents.sources if weights[m.index] > 0]
+                sources = [m for m in parents.sources if selection.used(m.index)]
         matches: list[Match] = []
         with watch("match"):
             for source in sources:
@@ -154,14 +158,17 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
         with watch("check"):
             checks, remarks = check_function(parents, aligned)
         repair = None
-        if recipe.repair == "auto" and not _endpoint(aligned):
+        if recipe.repair == "auto" and (plan.rules or not _endpoint(aligned)):
             repair = plan_repair(parents.anchor.graph)
+        fused = Fused(parents.whole, parents.anchor, aligned, selection, repair)
         better = Improved()
         if bench is not None:
             with watch("refit"):
-                better = improve(bench, aligned, recipe, plan.options, endpoint=_endpoint(aligned))
+                endpoint = _endpoint(aligned)
+                better = improve(bench, fused, recipe, plan.options, endpoint=endpoint)
+                fused = replace(fused, better=better.tensors)
         with watch("write"):
-            _write(plan, parents, aligned, runtime, repair, better.tensors, also)
+            lost = _write(plan, fused, runtime, also)
         with watch("read"):
             inputs = tuple(c.record(digest=at in used) for at, c in enumerate(checkpoints))
         report = Report(
@@ -175,6 +182,9 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
             layers=tuple(layer for m in matches for layer in m.layers),
             candidates=tuple(c for m in matches for c in m.candidates),
             warnings=(
+                *parents.warnings,
+                *selection.warnings(parents.whole.checkpoint.infos),
+                *lost,
                 *_warnings(parents, recipe, aligned, repair),
                 *(w for m in matches for w in m.warnings),
                 *remarks,
@@ -190,40 +200,46 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
     return report
 
 
-def _refuse_outputs(plan: Plan) -> None:
-    """Say no before any work: an output that exists, or that is one of the inputs."""
-    if plan.output is not None:
-        suffix_of(plan.output)
-    for path in (plan.output, plan.report):
-        if path is None:
-            continue
-        for source in plan.checkpoints:
-            if isinstance(source, str | Path) and _same_file(Path(source), path):
-                raise OutputRefused(
-                    "the output is one of the inputs",
-                    where=str(path),
-                    why="inputs are never touched",
-                    fix="choose another name",
-                )
-        check_output(path, overwrite=plan.target.overwrite)
-    if plan.output is not None and plan.output == plan.report:
-        raise UsageError("output and report have the same name", where=str(plan.output))
+def _assemble(
+    plan: Plan, checkpoints: Sequence[Checkpoint], anchor_index: int, runtime: Runtime
+) -> Parents:
+    options = plan.options
+    return assemble(
+        checkpoints,
+        anchor_index,
+        options.arch,
+        runtime.device,
+        free_outputs=options.free_outputs,
+        strict=options.strict,
+        vocab=options.vocab,
+    )
 
 
-def _same_file(one: Path, other: Path) -> bool:
-    try:
-        return os.path.samefile(one, other)
-    except OSError:
-        return False
+def _select(plan: Plan, parents: Parents) -> Selection:
+    anchor, target = parents.whole.checkpoint, plan.target
+    selection = Selection(
+        plan.weights,
+        plan.rules,
+        target.skip,
+        target.only,
+        parents.kept,
+        dict(anchor.aliases),
+    )
+    selection.require_matches(anchor.infos)
+    return selection
 
 
 def _require_finite_inputs(models: Sequence[Model], runtime: Runtime) -> None:
-    """Read every tensor that counts once, so that a NaN is named before any solve."""
+    """Read every tensor that counts once, so that a NaN is named before any solve.
+
+    The first model has all names, the others may lack some (see `reconcile`).
+    """
     names = list(models[0].graph.tensors)
     for done, name in enumerate(names):
         runtime.progress("read", done, len(names))
         for model in models:
-            model.stored(name)
+            if name in model.graph.tensors:
+                model.stored(name)
     runtime.progress("read", len(names), len(names))
 
 
@@ -232,42 +248,53 @@ def _endpoint(aligned: Sequence[Aligned]) -> bool:
     return not aligned or (len(aligned) == 1 and aligned[0].weight == 1.0)
 
 
-def _write(
-    plan: Plan,
-    parents: Parents,
-    aligned: Sequence[Aligned],
-    runtime: Runtime,
-    repair: Repair | None,
-    better: Mapping[str, torch.Tensor],
-    also: Put | None,
-) -> None:
-    anchor = parents.anchor
-    wanted = None if plan.target.dtype == "keep" else getattr(torch, plan.target.dtype)
-    names = list(anchor.checkpoint.infos)
-    infos = [_target(anchor.checkpoint.infos[n], wanted) for n in names]
-    with _sink(plan, anchor.checkpoint, infos, also) as put:
-        for done, (name, info) in enumerate(zip(names, infos, strict=True)):
-            runtime.progress("write", done, len(names))
-            if name in better:
-                put(name, stored(name, better[name], info.dtype))
-            else:
-                put(name, average(name, anchor, aligned, dtype=info.dtype, repair=repair))
-    runtime.progress("write", len(names), len(names))
+def _write(plan: Plan, fused: Fused, runtime: Runtime, also: Put | None) -> tuple[str, ...]:
+    """Write every tensor; returns what could not be written along with them."""
+    anchor = fused.whole.checkpoint
+    infos = _targets(plan, anchor)
+    extras = anchor.extras() if plan.target.keep_extras else None
+    with _sink(plan, anchor, infos, also, extras) as put:
+        for done, info in enumerate(infos):
+            runtime.progress("write", done, len(infos))
+            put(info.name, fused.tensor(info.name, dtype=info.dtype))
+    runtime.progress("write", len(infos), len(infos))
+    if extras is None or not extras.left_out:
+        return ()
+    return (f"--keep-extras left out: {', '.join(extras.left_out)}",)
 
 
-def _target(info: TensorInfo, wanted: torch.dtype | None) -> TensorInfo:
-    return replace(info, dtype=wanted) if wanted and info.dtype.is_floating_point else info
+def _targets(plan: Plan, anchor: Checkpoint) -> list[TensorInfo]:
+    """The tensors of the output, in the anchor's order."""
+    if plan.target.dtype == "keep":
+        return list(anchor.infos.values())
+    wanted = getattr(torch, plan.target.dtype)
+    return [
+        replace(i, dtype=wanted) if i.dtype.is_floating_point else i for i in anchor.infos.values()
+    ]
 
 
 @contextmanager
 def _sink(
-    plan: Plan, like: Checkpoint, infos: Sequence[TensorInfo], also: Put | None
+    plan: Plan,
+    like: Checkpoint,
+    infos: Sequence[TensorInfo],
+    also: Put | None,
+    extras: Extras | None,
 ) -> Iterator[Put]:
     """Where fused tensors go: the output file, the caller, or both."""
     if plan.output is None:
         yield also or (lambda name, tensor: None)
         return
-    with open_writer(plan.output, infos, like=like, overwrite=plan.target.overwrite) as writer:
+    target = plan.target
+    with open_writer(
+        plan.output,
+        infos,
+        like=like,
+        overwrite=target.overwrite,
+        extras=extras,
+        shard_size=parse_size(target.shard_size or DEFAULT_SHARD),
+        dtype=None if target.dtype == "keep" else target.dtype,
+    ) as writer:
 
         def put(name: str, tensor: torch.Tensor) -> None:
             writer.put(name, tensor)
@@ -292,6 +319,13 @@ def _recipe(plan: Plan, recipe: Recipe, runtime: Runtime) -> dict[str, Any]:
         "arch": plan.options.arch,
         "paper": plan.options.paper,
         **_inputs_recipe(plan.options),
+        "strict": plan.options.strict,
+        "vocab": plan.options.vocab,
+        "weight_rules": [{"pattern": p, "weights": list(w)} for p, w in plan.rules],
+        "skip": list(plan.target.skip),
+        "only": list(plan.target.only),
+        "keep_extras": plan.target.keep_extras,
+        "shard_size": plan.target.shard_size,
         "dtype": plan.target.dtype,
         "device": runtime.device,
     }

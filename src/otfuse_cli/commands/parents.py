@@ -18,16 +18,31 @@ from ..graph.sizes import resize
 from ..network.architecture import Architecture, architecture
 from ..report import AxisRecord, GraphRecord, Pinned, TensorRecord
 from ..runtime import Runtime
+from .reconcile import reconcile
 from .requests import Source
 
 
 @dataclass(frozen=True)
 class Parents:
-    """Models in the order in which they were named, which one is the anchor, what is known."""
+    """Models in the order in which they were named, which one is the anchor, what is known.
+
+    Attributes:
+        models: What all checkpoints have (see `reconcile`): usually all of each.
+        anchor_index: Position of the anchor.
+        known: The anchor's architecture.
+        whole: The anchor with all its tensors and rows.
+        kept: Tensors of the anchor that are not averaged, since the models differ in them.
+        complete: Every model has all tensors and rows of the anchor.
+        warnings: What differs.
+    """
 
     models: tuple[Model, ...]
     anchor_index: int
     known: Architecture
+    whole: Model
+    kept: frozenset[str] = frozenset()
+    complete: bool = True
+    warnings: tuple[str, ...] = ()
 
     @property
     def anchor(self) -> Model:
@@ -63,11 +78,14 @@ def assemble(
     device: str,
     *,
     free_outputs: bool = False,
+    strict: bool = True,
+    vocab: str = "refuse",
 ) -> Parents:
     """Find the anchor's layer graph and fit it to the others.
 
     Raises:
-        IncompatibleModels: No graph, or models that differ in more than widths.
+        IncompatibleModels: No graph, or models that differ in more than widths and in more than
+            `strict` and `vocab` allow.
     """
     anchor = checkpoints[anchor_index]
     known = architecture(
@@ -78,14 +96,15 @@ def assemble(
         label=anchor.label,
         free_outputs=free_outputs,
     )
-    graph = known.graph
+    fit = reconcile(checkpoints, anchor_index, known.graph, strict=strict, vocab=vocab)
     models = []
-    for index, checkpoint in enumerate(checkpoints):
-        own = graph
+    for index, checkpoint in enumerate(fit.checkpoints):
+        own = fit.graph
         if index != anchor_index:
-            own = resize(graph, shapes_of(checkpoint), label=checkpoint.label, anchor=anchor.label)
+            own = resize(own, shapes_of(checkpoint), label=checkpoint.label, anchor=anchor.label)
         models.append(Model(index, checkpoint, own, device))
-    return Parents(tuple(models), anchor_index, known)
+    whole = Model(anchor_index, anchor, known.graph, device)
+    return Parents(tuple(models), anchor_index, known, whole, fit.kept, fit.complete, fit.warnings)
 
 
 def find_medoid(parents: Parents, recipe: Recipe, runtime: Runtime) -> int:

@@ -6,7 +6,7 @@ option that is None was not given; `FusionOptions.recipe` fills it from `--paper
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import isfinite
 from pathlib import Path
@@ -65,6 +65,8 @@ class FusionOptions:
     arch: str = "auto"
     free_outputs: bool = False
     key: str | None = None
+    strict: bool = True
+    vocab: str = "refuse"
     device: str = "auto"
     paper: bool = False
     align: str | None = None
@@ -96,6 +98,7 @@ class FusionOptions:
         Raises:
             UsageError: A value outside its choices or range.
         """
+        _require_choice("vocab", self.vocab)
         preset = dict(_PAPER) if self.paper else {}
         for field in fields(Recipe):
             given = getattr(self, field.name)
@@ -137,28 +140,33 @@ class ImproveOptions(FusionOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
-    """Where results go. `report` None: beside the output."""
+    """What is averaged, and where results go. `report` None: beside the output.
 
+    `skip` and `only` are patterns of tensor names; `shard_size` is for folders (`5GB`).
+    """
+
+    skip: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
     output: Path | None = None
     report: Path | None = None
     overwrite: bool = False
+    keep_extras: bool = False
+    shard_size: str | None = None
     dtype: Literal["keep", "float32", "float64", "float16", "bfloat16"] = "keep"
 
     def __post_init__(self) -> None:
-        if self.dtype not in CHOICES["dtype"]:
-            raise UsageError(
-                f"unknown value {self.dtype!r}",
-                where="--dtype",
-                fix=f"use one of: {', '.join(CHOICES['dtype'])}",
-            )
+        _require_choice("dtype", self.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MergeRequest(ImproveOptions, OutputOptions):
-    """Fuse `checkpoints` (two or more) with `weights` into the anchor's shape."""
+    """Fuse `checkpoints` (two or more) with `weights` into the anchor's shape.
+
+    `weights` may be given by tensor: patterns of names to a weight per checkpoint.
+    """
 
     checkpoints: tuple[Source, ...]
-    weights: tuple[float, ...] | None = None
+    weights: tuple[float, ...] | Mapping[str, Sequence[float]] | None = None
     anchor: str = "last"
 
 
@@ -248,7 +256,16 @@ class DemoRequest(ImproveOptions, OutputOptions):
     """Fuse the bundled pair of digit classifiers and measure what comes out."""
 
 
-def normalised(weights: tuple[float, ...] | None, count: int) -> tuple[float, ...]:
+def _require_choice(name: str, value: str) -> None:
+    if value not in CHOICES[name]:
+        raise UsageError(
+            f"unknown value {value!r}",
+            where=f"--{name}",
+            fix=f"use one of: {', '.join(CHOICES[name])}",
+        )
+
+
+def normalised(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
     """`count` weights that sum to 1; equal ones when none were given.
 
     Raises:

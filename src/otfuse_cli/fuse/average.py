@@ -34,11 +34,14 @@ def average(
     *,
     dtype: torch.dtype,
     repair: Repair | None = None,
+    feeding: Sequence[Aligned] | None = None,
 ) -> torch.Tensor:
     """One tensor of the fused model, stored as `dtype`, on the CPU.
 
     Sources of weight 0 must not be among `sources`; the anchor has what they leave. With the
     whole weight on one source its tensor is moved, not computed with, and nothing is repaired.
+    `feeding` are the sources in the average of the layer that feeds a BatchNorm, where their
+    weights are others.
 
     Raises:
         SolveFailed: The result doesn't fit `dtype` (overflow).
@@ -52,7 +55,7 @@ def average(
         return stored(name, _moved(name, sources[0], own, exact=True), dtype)
     base = anchor.read(name)
     rest = 1.0 - sum(source.weight for source in sources)
-    norms = row_norms(repair, name)
+    norms = None if base.is_complex() else row_norms(repair, name)
     if norms is not None:
         norms.add(rest, base)
     wide = base.is_complex() or base.dtype == torch.float64
@@ -71,7 +74,9 @@ def average(
     if norms is not None:
         total = norms.restore(total)
     if repair is not None and name in repair.feeds:
-        models = [(anchor, None, rest), *((s.model, s.alignment, s.weight) for s in sources)]
+        before = sources if feeding is None else feeding
+        rest = 1.0 - sum(source.weight for source in before)
+        models = [(anchor, None, rest), *((s.model, s.alignment, s.weight) for s in before)]
         total = fused_variance(total, name, repair.feeds[name], models)
     return stored(name, total, dtype)
 

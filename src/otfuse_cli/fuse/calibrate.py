@@ -30,11 +30,16 @@ def re_estimate(
     fused: dict[str, Tensor],
     samples: Samples,
     *,
+    left: frozenset[str] = frozenset(),
     runtime: Runtime,
     most_bytes: int,
 ) -> bool:
     """Set every BatchNorm's running statistics, in place; False where there is none."""
-    plan = [fit for fit in fits(program)[0] if fit.norm is not None]
+    plan = [
+        fit
+        for fit in fits(program)[0]
+        if fit.norm is not None and left.isdisjoint(fit.norm.tensors.values())
+    ]
     lockstep = Lockstep((), program, fused, samples, device=runtime.device, most_bytes=most_bytes)
     for at, fit in enumerate(plan):
         runtime.progress("calibrate", at, len(plan))
@@ -55,6 +60,7 @@ def rescale(
     fused: dict[str, Tensor],
     samples: Samples,
     *,
+    left: frozenset[str] = frozenset(),
     runtime: Runtime,
     most_bytes: int,
 ) -> bool:
@@ -67,10 +73,15 @@ def rescale(
         program: The fused network's.
         fused: Its tensors; changed.
         samples: Unlabelled inputs.
+        left: Tensors that stay as they are.
         runtime: Device and progress.
         most_bytes: Memory for what stopped passes hold.
     """
-    plan = [fit for fit in fits(program)[0] if _own(fit) not in program.outputs]
+    plan = [
+        fit
+        for fit in fits(program)[0]
+        if _own(fit) not in program.outputs and left.isdisjoint(fit.tensors)
+    ]
     keep = frozenset(_own(fit) for fit in plan)
     lockstep = Lockstep(
         parents, program, fused, samples, device=runtime.device, keep=keep, most_bytes=most_bytes

@@ -42,6 +42,7 @@ def refit(
     samples: Samples,
     *,
     ridge: float,
+    left: frozenset[str] = frozenset(),
     runtime: Runtime,
     most_bytes: int,
 ) -> tuple[list[Refitted], tuple[str, ...]]:
@@ -53,6 +54,7 @@ def refit(
         fused: The average after repair, float32 by name on the device; changed.
         samples: Unlabelled inputs.
         ridge: Pull toward the average, in mean squares of the inputs.
+        left: Tensors that stay as they are.
         runtime: Device, seed, progress.
         most_bytes: Memory for what stopped passes hold.
 
@@ -63,6 +65,7 @@ def refit(
         SolveFailed: A singular fit.
     """
     plan, shared = fits(program)
+    plan = tuple(fit for fit in plan if left.isdisjoint(fit.tensors))
     keep = frozenset(fit.target for fit in plan)
     lockstep = Lockstep(
         parents, program, fused, samples, device=runtime.device, keep=keep, most_bytes=most_bytes

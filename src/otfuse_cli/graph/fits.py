@@ -86,6 +86,13 @@ class Fit:
     minus: str | None
 
     @property
+    def tensors(self) -> tuple[str, ...]:
+        """Tensors that a solution changes."""
+        bias = () if self.layer.bias is None else (self.layer.bias,)
+        norm = () if self.norm is None else tuple(self.norm.tensors.values())
+        return (self.layer.weight, *bias, *norm)
+
+    @property
     def name(self) -> str:
         """What messages call it."""
         return self.layer.weight.removesuffix(".weight")

@@ -186,7 +186,8 @@ def _require_same_names(graph: LayerGraph, shapes: Shapes, label: str, anchor: s
             "the checkpoints hold different tensors",
             where=f"{label} and {anchor}",
             why="; ".join(parts),
-            fix="fuse checkpoints of one architecture",
+            fix="fuse checkpoints of one architecture, or add --no-strict to keep what the anchor "
+            "alone has and drop what it lacks",
         )
     for name, tensor in graph.tensors.items():
         if len(tensor.shape) != len(shapes[name]):

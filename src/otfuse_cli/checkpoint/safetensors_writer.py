@@ -1,0 +1,65 @@
+"""Writing a safetensors file: the header first, then each tensor to its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ..errors import UsageError
+from .announced import Announced, plain
+from .draft import Draft
+from .names import TensorInfo
+from .open import Checkpoint
+from .safetensors_file import CODES, make_header
+
+
+class SafetensorsWriter:
+    """Streams into a draft. Tied tensors are stored once; the metadata name their other names."""
+
+    def __init__(self, draft: Draft, infos: Sequence[TensorInfo], like: Checkpoint) -> None:
+        prefix = like.container.prefix
+        self._draft = draft
+        self._prefix = prefix
+        self._announced = Announced(infos)
+        names = {info.name for info in infos}
+        ties = {
+            prefix + other: prefix + name
+            for name, others in like.aliases.items()
+            if name in names
+            for other in others
+            if other not in like.infos and other not in names
+        }
+        full = (TensorInfo(prefix + info.name, info.shape, info.dtype) for info in infos)
+        header, self._positions = make_header(full, ties)
+        draft.write_at(memoryview(header), 0)
+
+    def put(self, name: str, tensor: torch.Tensor) -> None:
+        """Store a tensor."""
+        self._announced.check(name, tensor)
+        flat = plain(tensor).contiguous().reshape(-1)
+        if flat.numel():
+            data = flat.view(torch.uint8).numpy().data
+            self._draft.write_at(data, self._positions[self._prefix + name])
+        self._announced.done(name)
+
+    def finish(self) -> None:
+        """Require that every tensor was put."""
+        self._announced.require_complete()
+
+
+def require_dtypes(path: Path, infos: Sequence[TensorInfo]) -> None:
+    """Refuse dtypes that the format lacks.
+
+    Raises:
+        UsageError: There is one; names the tensor.
+    """
+    for info in infos:
+        if info.dtype not in CODES:
+            raise UsageError(
+                "a dtype that safetensors lacks",
+                where=f"{path}, tensor {info.name}",
+                why=f"its dtype is {info.dtype}",
+                fix="write a .pt file, or set --dtype",
+            )

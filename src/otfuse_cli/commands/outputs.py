@@ -1,0 +1,89 @@
+"""Saying no before any work: to outputs that exist, that are inputs, or that lack something."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ..checkpoint.names import TensorInfo
+from ..checkpoint.suffix import PT_SUFFIXES, suffix_of
+from ..checkpoint.write import check_output
+from ..errors import OutputRefused, UsageError
+from .requests import OutputOptions, Source
+
+
+def refuse_outputs(
+    output: Path | None, report: Path | None, inputs: Sequence[Source], target: OutputOptions
+) -> None:
+    """Require that output and report can be written, and that no input is touched.
+
+    Raises:
+        OutputRefused: One exists already, is an input, or can't be written.
+        UsageError: Output and report are the same, or an option that the output's format lacks.
+    """
+    folder = output is not None and suffix_of(output) == ""
+    for path in (output, report):
+        if path is None:
+            continue
+        for source in inputs:
+            if isinstance(source, str | Path) and _touches(path, Path(source)):
+                raise OutputRefused(
+                    "the output is one of the inputs",
+                    where=str(path),
+                    why="inputs are never touched",
+                    fix="choose another name",
+                )
+        if path != output and folder and path.parent == output:
+            continue  # a report inside the folder comes and goes with it
+        check_output(path, overwrite=target.overwrite, folder=folder and path == output)
+    if output is None:
+        return
+    if output == report:
+        raise UsageError("output and report have the same name", where=str(output))
+    _refuse_options(output, target, folder=folder)
+
+
+def require_room(output: Path | None, infos: Iterable[TensorInfo]) -> None:
+    """Require that the tensors fit on the disk, before hours are spent on them.
+
+    Raises:
+        OutputRefused: They don't.
+    """
+    if output is None:
+        return
+    wanted, free = sum(info.nbytes for info in infos), shutil.disk_usage(output.parent).free
+    if wanted > free:
+        raise OutputRefused(
+            "the output does not fit on the disk",
+            where=str(output),
+            why=f"it has {wanted} bytes, {free} are free",
+            fix="write to a folder with enough room",
+        )
+
+
+def _refuse_options(output: Path, target: OutputOptions, *, folder: bool) -> None:
+    """Options that the format of the output has no place for."""
+    if target.keep_extras and output.suffix not in PT_SUFFIXES:
+        raise UsageError(
+            "--keep-extras needs a .pt output",
+            where=f"-o {output}",
+            why="safetensors files hold tensors only",
+            fix=f"end OUT in one of {', '.join(PT_SUFFIXES)}",
+        )
+    if target.shard_size is not None and not folder:
+        raise UsageError(
+            "--shard-size needs a folder as output",
+            where=f"-o {output}",
+            why=f"a {output.suffix} file is one file",
+            fix="leave the suffix away",
+        )
+
+
+def _touches(output: Path, source: Path) -> bool:
+    """Whether writing the output would replace an input: it, or a folder around it."""
+    try:
+        return any(os.path.samefile(path, output) for path in (source, *source.resolve().parents))
+    except OSError:
+        return False

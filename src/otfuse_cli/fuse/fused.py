@@ -1,0 +1,61 @@
+"""The fused model, one tensor at a time: what is averaged, with which weights, and what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ..align.models import Model
+from .average import Aligned, average, stored
+from .repair import Repair
+from .selection import Selection
+
+
+@dataclass(frozen=True)
+class Fused:
+    """All that decides the tensors of the output.
+
+    Attributes:
+        whole: The anchor, whose tensors the output has.
+        anchor: The part of it that all models have; `whole` itself where that is all of it.
+        sources: The other models, aligned.
+        selection: Which tensors are averaged, and how.
+        repair: What is restored after averaging.
+        better: Tensors that are no longer the average's (refit, calibration).
+    """
+
+    whole: Model
+    anchor: Model
+    sources: Sequence[Aligned]
+    selection: Selection
+    repair: Repair | None = None
+    better: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def tensor(self, name: str, *, dtype: torch.dtype) -> torch.Tensor:
+        """One tensor, stored as `dtype`, on the CPU.
+
+        Raises:
+            SolveFailed: It doesn't fit `dtype` (overflow).
+        """
+        if name in self.better:
+            return stored(name, self.better[name], dtype)
+        sources = self.selection.of(name, self.sources)
+        if not sources:
+            return average(name, self.whole, (), dtype=dtype)
+        feed = self.repair.feeds.get(name) if self.repair is not None else None
+        fused = average(
+            name,
+            self.anchor,
+            sources,
+            dtype=dtype,
+            repair=self.repair,
+            feeding=sources if feed is None else self.selection.of(feed[0], self.sources),
+        )
+        whole = self.whole.checkpoint.infos[name].shape
+        if tuple(fused.shape) == whole:
+            return fused
+        # Only the rows that all models have were averaged (--vocab common).
+        kept = average(name, self.whole, (), dtype=dtype)
+        return torch.cat([fused, kept[len(fused) :]])
