@@ -196,7 +196,7 @@ def evaluate(request: EvaluateRequest, progress: Progress) -> Report:
     CurveRequest,
     "otfuse curve a.pt b.pt --arch net.py:make_net --samples test.npz",
     "otfuse curve a.pt b.pt --arch mlp --samples test.npz --paper --plot curve.png",
-    omit=("synthetic", "synthetic_kind", "input_shape", "post_activations", "force", "max_memory"),
+    omit=("synthetic", "synthetic_kind", "input_shape", "post_activations", "max_memory"),
 )
 def curve(request: CurveRequest, progress: Progress) -> Report:
     """Measure what lies between two checkpoints, for weights from 0 to 1 of the second one.
@@ -217,6 +217,8 @@ def curve(request: CurveRequest, progress: Progress) -> Report:
     omit=(
         *("arch", "free_outputs", "key", "strict", "vocab"),
         *("skip", "only", "keep_extras", "shard_size"),
+        *("samples", "synthetic", "synthetic_kind", "input_shape", "num_samples", "max_memory"),
+        *("post_activations", "force", "refit", "ridge", "calibrate"),
     ),
 )
 def demo(request: DemoRequest, progress: Progress) -> Report:

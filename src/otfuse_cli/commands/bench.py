@@ -241,8 +241,8 @@ def open_bench(
             fix="fuse without inputs",
         )
     samples = _inputs(parents, options, recipe)
-    refits = isinstance(options, ImproveOptions) and options.refits
-    if refits and samples.count < LEAST_SAMPLES and not options.force:
+    refits = isinstance(options, ImproveOptions) and options.refits and not options.force
+    if refits and samples.count < LEAST_SAMPLES:
         raise UsageError(
             "too few inputs for a refit",
             where=f"{samples.count} samples",
@@ -385,8 +385,7 @@ def improve(
     if refits:
         fitted, remarks = bench.refit(aligned, tensors, options.ridge, left)
         steps.append(bench.step("refit", tensors))
-    quiet = refits or endpoint or options.paper or recipe.align == "none"
-    wanted = options.calibrate or ("none" if quiet else "auto")
+    wanted = "none" if endpoint and options.calibrate is None else options.calibration
     kinds = {"none": (), "auto": ("bn", "repair")}.get(wanted, (wanted,))
     best = steps[-1]
     for kind in kinds:

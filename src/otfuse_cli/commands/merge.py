@@ -342,7 +342,7 @@ def _inputs_recipe(options: ImproveOptions) -> dict[str, Any]:
         "input_shape": options.input_shape,
         "refit": options.refits,
         "ridge": options.ridge,
-        "calibrate": options.calibrate,
+        "calibrate": options.calibration,
     }
 
 

@@ -88,7 +88,6 @@ class FusionOptions:
     synthetic_kind: str = "auto"
     input_shape: tuple[int, ...] | None = None
     num_samples: int | None = None
-    force: bool = False
     max_memory: float | None = None
     seed: int = 0
 
@@ -114,6 +113,7 @@ class ImproveOptions(FusionOptions):
     """What is done with the average when there are inputs. `refit` None: when there are any."""
 
     refit: bool | None = None
+    force: bool = False
     ridge: float = 0.1
     calibrate: str | None = None
 
@@ -131,11 +131,24 @@ class ImproveOptions(FusionOptions):
             )
 
     @property
+    def has_inputs(self) -> bool:
+        """Whether there is anything to run networks on."""
+        return self.samples is not None or self.synthetic
+
+    @property
     def refits(self) -> bool:
-        """Whether layers are fitted where there are inputs."""
+        """Whether layers are fitted."""
         if self.refit is not None:
-            return self.refit
-        return not self.paper and self.align != "none"
+            return self.refit and self.has_inputs
+        return self.has_inputs and not self.paper and self.align != "none"
+
+    @property
+    def calibration(self) -> str:
+        """How statistics are brought to where they belong: `--calibrate`, or what it stands for."""
+        if self.calibrate is not None:
+            return self.calibrate
+        plain = self.refits or self.paper or self.align == "none"
+        return "auto" if self.has_inputs and not plain else "none"
 
 
 @dataclass(frozen=True, kw_only=True)
