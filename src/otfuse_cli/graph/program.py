@@ -15,8 +15,9 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from .axes import Axis
+from .axes import Axis, Unit, rename_units
 from .emit import label_values
+from .model import LayerGraph
 from .propagate import propagate
 from .trace import checked_outputs, functional
 
@@ -63,13 +64,18 @@ class Program:
 
 
 def labelled_program(
-    exported: ExportedProgram, *, batch: int, name_map: Mapping[str, str] | None = None
+    exported: ExportedProgram,
+    *,
+    batch: int,
+    graph: LayerGraph | None = None,
+    name_map: Mapping[str, str] | None = None,
 ) -> Program:
     """Label every value of an exported program; runs none of its code.
 
     Args:
         exported: On the device on which it is to run.
         batch: Samples in its example inputs.
+        graph: A layer graph of the same network; its names of spaces are taken over.
         name_map: Names of the program's tensors in the checkpoint, where they differ.
     """
     rename = dict(name_map or {})
@@ -92,6 +98,8 @@ def labelled_program(
         elif spec.target is not None:
             constants[name] = plain.constants[spec.target]
     axes, data = label_values(found, name_map=rename)
+    if graph is not None:
+        axes = _renamed(axes, tensors, graph)
     in_spec = plain.call_spec.in_spec
     assert in_spec is not None
     return Program(
@@ -105,6 +113,21 @@ def labelled_program(
         data=data,
         batch=batch,
     )
+
+
+def _renamed(
+    axes: Mapping[str, Axes], tensors: Mapping[str, str], graph: LayerGraph
+) -> dict[str, Axes]:
+    """Axes in another graph's names of spaces, told by the tensors that both have."""
+    names: dict[str, str] = {}
+    for node, tensor in tensors.items():
+        for mine, theirs in zip(axes[node], graph.tensors[tensor].axes, strict=True):
+            if isinstance(mine, Unit) and isinstance(theirs.expr, Unit):
+                names[mine.space] = theirs.expr.space
+    return {
+        node: tuple(None if a is None else rename_units(a, names) for a in found)
+        for node, found in axes.items()
+    }
 
 
 def _attributes(exported: ExportedProgram) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from ..errors import IncompatibleModels, UsageError
+from ..graph.model import LayerGraph
 from ..graph.program import Program, labelled_program
 from ..graph.trace import export
 from .architecture import Architecture, module_state, real_network
@@ -64,7 +65,7 @@ def runnable(
     network = known.network
     assert network is not None
     if network.source.endswith(".pt2"):
-        return _saved(network, known.names, read, device)
+        return _saved(network, known.graph, known.names, read, device)
     network = real_network(known)
     assert network is not None
     module = network.module
@@ -72,7 +73,9 @@ def runnable(
         module = with_tensors(module, module_state(network, known.names, read.__getitem__))
     first = samples.take(torch.arange(min(batch, samples.count)))
     exported, _ = export(copy.deepcopy(module).to(device), first.args, first.kwargs)
-    return labelled_program(exported, batch=first.count, name_map=_names(module, known.names))
+    return labelled_program(
+        exported, batch=first.count, graph=known.graph, name_map=_names(module, known.names)
+    )
 
 
 def with_tensors(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
@@ -104,7 +107,11 @@ def _names(module: nn.Module, names: Mapping[str, str]) -> dict[str, str]:
 
 
 def _saved(
-    network: Network, names: Mapping[str, str], read: Mapping[str, Tensor] | None, device: str
+    network: Network,
+    graph: LayerGraph,
+    names: Mapping[str, str],
+    read: Mapping[str, Tensor] | None,
+    device: str,
 ) -> Program:
     if read is not None:
         raise IncompatibleModels(
@@ -117,7 +124,7 @@ def _saved(
     batch = _batch(network)
     if device != "cpu":
         exported = _move(exported, device)
-    return labelled_program(exported, batch=batch, name_map=dict(names))
+    return labelled_program(exported, batch=batch, graph=graph, name_map=dict(names))
 
 
 def _batch(network: Network) -> int:
