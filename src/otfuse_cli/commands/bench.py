@@ -39,6 +39,8 @@ from .requests import FusionOptions, ImproveOptions
 # Fewer inputs than this say too little about a layer (DESIGN section 3, Refit).
 LEAST_SAMPLES = 25
 REAL, SYNTHETIC = 400, 2_000
+# Inputs that candidates and steps are judged on: more would cost passes and decide nothing.
+_JUDGED = 500
 
 Tensors = dict[str, Tensor]
 
@@ -67,6 +69,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         """Ask the ensemble once."""
+        self.judged = self.samples.take(slice(0, _JUDGED))
         self._logits: dict[int, Tensor] = {
             at: self.logits(self.programs[at], tensors) for at, tensors in self.tensors.items()
         }
@@ -78,9 +81,9 @@ class Bench:
         return self.parents.anchor_index
 
     def logits(self, program: Program, tensors: Mapping[str, Tensor]) -> Tensor:
-        """What a network returns on all inputs, classes last, on the CPU."""
+        """What a network returns on the inputs that are judged, classes last, on the CPU."""
         found = []
-        for batch in self.samples.batches(program.batch):
+        for batch in self.judged.batches(program.batch):
             inputs = flat_inputs(program, batch, self.runtime.device)
             value = Walk(program, tensors, inputs).outputs()[0]
             found.append(value[: len(value) * batch.count // program.batch].cpu())
@@ -133,7 +136,7 @@ class Bench:
     def step(self, name: str, tensors: Mapping[str, Tensor], *, kept: bool = True) -> StepRecord:
         """What a step gave: agreement and, with labels, accuracy in percent."""
         found = self.logits(self.programs[self.anchor], tensors).argmax(-1)
-        labels = self.samples.labels
+        labels = self.judged.labels
         accuracy = None
         if labels is not None and labels.shape == found.shape:
             accuracy = 100 * float((found == labels).double().mean())
@@ -338,7 +341,7 @@ def watch_units(bench: Bench, parents: Parents, recipe: Recipe) -> Parents:
                 bench.programs[model.index],
                 bench.tensors[model.index],
                 model.graph,
-                bench.samples,
+                bench.judged,
                 device=bench.runtime.device,
                 post=recipe.post_activations,
                 seed=recipe.seed,
