@@ -16,6 +16,8 @@ from torch import Tensor
 _REPAIR_BELOW = 1e-3
 # Elements of any one temporary: the blocks bound memory, whatever the sizes.
 _BLOCK = 1 << 22
+# The same where rows go through several operations, so that they stay in the cache between them.
+_CACHED = 1 << 17
 
 
 class Metric(StrEnum):
@@ -105,8 +107,7 @@ def paired_cost(
     source_NK, anchor_NK = _working(source_NK, anchor_NK)
     if source_NK.shape != anchor_NK.shape:
         raise ValueError(f"rows don't pair: {tuple(source_NK.shape)}, {tuple(anchor_NK.shape)}")
-    index_N = torch.arange(source_NK.shape[0], device=source_NK.device)
-    cost_N = _direct(source_NK, anchor_NK, index_N, index_N, metric).to(source_NK.dtype)
+    cost_N = _direct(source_NK, anchor_NK, None, None, metric).to(source_NK.dtype)
     if metric is Metric.COSINE and dead_cost is None:
         dead_cost = 1.0
     if dead_cost is not None:
@@ -124,7 +125,7 @@ def unit_rows(features_NK: Tensor) -> Tensor:
         raise ValueError(f"expected a floating matrix, got {_describe(features_NK)}")
     dtype = torch.promote_types(features_NK.dtype, torch.float32)
     unit_NK = torch.empty(features_NK.shape, dtype=dtype, device=features_NK.device)
-    for rows in _blocks(*features_NK.shape):
+    for rows in _blocks(len(features_NK), features_NK.shape[1], _CACHED):
         unit_NK[rows] = _unit(features_NK[rows].double())
     return unit_NK
 
@@ -148,16 +149,24 @@ def _working(source_NK: Tensor, anchor_MK: Tensor) -> tuple[Tensor, Tensor]:
     return source_NK.detach().to(dtype), anchor_MK.detach().to(dtype)
 
 
-def _blocks(rows: int, columns: int) -> Iterator[slice]:
-    step = max(1, _BLOCK // max(1, columns))
+def _blocks(rows: int, columns: int, most: int = _BLOCK) -> Iterator[slice]:
+    step = max(1, most // max(1, columns))
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
 
 
 def _dead(features_NK: Tensor) -> Tensor:
     """Rows that are entirely zero; a row with NaN is not."""
-    peak_N: Tensor = torch.linalg.vector_norm(features_NK, ord=math.inf, dim=1)
-    return peak_N == 0
+    return _peaks(features_NK) == 0
+
+
+def _peaks(features_NK: Tensor) -> Tensor:
+    """Largest magnitude of each row; NaN where a row has it."""
+    peak_N = features_NK.new_zeros(features_NK.shape[0])
+    if features_NK.shape[1]:
+        for rows in _blocks(len(features_NK), features_NK.shape[1], _CACHED):
+            torch.amax(features_NK[rows].abs(), 1, out=peak_N[rows])
+    return peak_N
 
 
 def _centre(source_NK: Tensor, anchor_MK: Tensor) -> tuple[Tensor, float]:
@@ -166,7 +175,7 @@ def _centre(source_NK: Tensor, anchor_MK: Tensor) -> tuple[Tensor, float]:
     Dividing by the latter is exact, and keeps squares of very small or large weights in range.
     """
     count = source_NK.shape[0] + anchor_MK.shape[0]
-    total_K = source_NK.sum(0, dtype=torch.float64) + anchor_MK.sum(0, dtype=torch.float64)
+    total_K = _column_sums(source_NK) + _column_sums(anchor_MK)
     peak = 0.0
     for features in (source_NK, anchor_MK):
         if features.numel():
@@ -178,6 +187,13 @@ def _centre(source_NK: Tensor, anchor_MK: Tensor) -> tuple[Tensor, float]:
     return (total_K / count).to(source_NK.dtype), unit
 
 
+def _column_sums(features_NK: Tensor) -> Tensor:
+    total_K = features_NK.new_zeros(features_NK.shape[1], dtype=torch.float64)
+    for rows in _blocks(len(features_NK), features_NK.shape[1], _CACHED):
+        total_K += features_NK[rows].double().sum(0)
+    return total_K
+
+
 def _prepare(features_NK: Tensor, metric: Metric, mean_K: Tensor, unit: float) -> Tensor:
     if metric is Metric.COSINE:
         return unit_rows(features_NK)
@@ -186,19 +202,25 @@ def _prepare(features_NK: Tensor, metric: Metric, mean_K: Tensor, unit: float) -
 
 def _unit(rows_PK: Tensor) -> Tensor:
     """Float64 rows at unit norm; the largest entry goes first, so that no square overflows."""
-    peak_P = torch.linalg.vector_norm(rows_PK, ord=math.inf, dim=1, keepdim=True)
+    peak_P = _peaks(rows_PK)[:, None]
     rows_PK = rows_PK / peak_P.masked_fill(peak_P == 0, 1)
     norm_P = torch.linalg.vector_norm(rows_PK, dim=1, keepdim=True)
     return rows_PK.div_(norm_P.masked_fill_(norm_P == 0, 1))
 
 
 def _direct(
-    source_NK: Tensor, anchor_MK: Tensor, rows_P: Tensor, cols_P: Tensor, metric: Metric
+    source_NK: Tensor,
+    anchor_MK: Tensor,
+    rows_P: Tensor | None,
+    cols_P: Tensor | None,
+    metric: Metric,
 ) -> Tensor:
-    """Float64 cost of P chosen pairs by direct differences of the rows as given."""
-    cost_P = torch.empty(rows_P.shape, dtype=torch.float64, device=source_NK.device)
-    for part in _blocks(rows_P.shape[0], source_NK.shape[1]):
-        left, right = source_NK[rows_P[part]].double(), anchor_MK[cols_P[part]].double()
+    """Float64 cost of P chosen pairs (None: all rows in order) by differences of rows as given."""
+    count = source_NK.shape[0] if rows_P is None else rows_P.shape[0]
+    cost_P = torch.empty(count, dtype=torch.float64, device=source_NK.device)
+    for part in _blocks(count, source_NK.shape[1], _CACHED):
+        left = source_NK[part if rows_P is None else rows_P[part]].to(torch.float64, copy=True)
+        right = anchor_MK[part if cols_P is None else cols_P[part]].double()
         if metric is Metric.COSINE:
             left, right = _unit(left), _unit(right)
         cost_P[part] = torch.linalg.vector_norm(left.sub_(right), dim=1)
