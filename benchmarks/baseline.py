@@ -238,9 +238,11 @@ def merge(one: str, other: str, out: str, clock: Clock) -> dict[str, float]:
     """The command, with the parts of solving and applying timed inside it."""
     import otfuse_cli
     from otfuse_cli.align import match_space
-    from otfuse_cli.fuse import average
+    from otfuse_cli.fuse import average, rows
 
-    with timed(match_space, "solve", clock), timed(average, "transport", clock):
+    solving = timed(match_space, "solve", clock)
+    moving = timed(average, "transport", clock), timed(rows._Part, "rows", clock)
+    with solving, moving[0], moving[1]:
         _, report = otfuse_cli.merge(
             one, other, output=out, matcher="sweep", repair="none", overwrite=True
         )

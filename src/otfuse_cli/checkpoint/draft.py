@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from ..errors import OutputRefused
+from .digest import Trail
 
 
 class Draft:
@@ -26,6 +27,7 @@ class Draft:
         self.path = path
         self._folder = folder or path.parent
         self._temporary: Path | None = None
+        self._trail = Trail()
         try:
             fd = _open_nameless(self._folder)
             if fd is None:
@@ -48,6 +50,12 @@ class Draft:
                 done += os.pwrite(self.fd, data[done:], position + done)
         except OSError as error:
             raise refused(self.path, error) from error
+        self._trail.saw(data, position)
+
+    def sha256(self) -> str | None:
+        """SHA-256 of the file, if it was written from front to back; None otherwise."""
+        whole = self.fd >= 0 and os.fstat(self.fd).st_size == self._trail.position
+        return self._trail.hexdigest() if whole else None
 
     def publish(self, *, overwrite: bool, path: Path | None = None) -> None:
         """Flush the file to disk and give it its name, or `path`, whatever messages call it.

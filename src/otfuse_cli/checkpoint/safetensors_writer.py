@@ -44,6 +44,16 @@ class SafetensorsWriter:
             self._draft.write_at(data, self._positions[self._prefix + name])
         self._announced.done(name)
 
+    def put_rows(self, name: str, first: int, rows: torch.Tensor) -> None:
+        """Store the next rows of a tensor."""
+        self._announced.check_rows(name, first, rows)
+        flat = plain(rows).contiguous().reshape(-1)
+        if flat.numel():
+            data = flat.view(torch.uint8).numpy().data
+            position = self._positions[self._prefix + name]
+            self._draft.write_at(data, position + first * (len(data) // len(rows)))
+        self._announced.done_rows(name, first + len(rows))
+
     def finish(self) -> None:
         """Require that every tensor was put."""
         self._announced.require_complete()

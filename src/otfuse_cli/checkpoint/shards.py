@@ -63,6 +63,12 @@ class FolderWriter:
             raise ValueError(f"tensor {name} was not announced")
         self._writers[self._file[name]].put(name, tensor)
 
+    def put_rows(self, name: str, first: int, rows: torch.Tensor) -> None:
+        """Store the next rows of a tensor in its shard."""
+        if name not in self._file:
+            raise ValueError(f"tensor {name} was not announced")
+        self._writers[self._file[name]].put_rows(name, first, rows)
+
     def finish(self) -> None:
         """Write the index and the sidecars, once every tensor was put."""
         for writer in self._writers.values():

@@ -32,6 +32,14 @@ class Writer(Protocol):
             OutputRefused: The disk is full.
         """
 
+    def put_rows(self, name: str, first: int, rows: torch.Tensor) -> None:
+        """Store the rows of a tensor from `first`; a tensor's rows come in order.
+
+        Raises:
+            ValueError: As for `put`, or rows out of order.
+            OutputRefused: The disk is full.
+        """
+
 
 @contextmanager
 def open_writer(

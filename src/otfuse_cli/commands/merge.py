@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from ..fuse.fused import Fused
 from ..fuse.repair import Repair, plan_repair
 from ..fuse.selection import Selection
 from ..report import FileRecord, Report
-from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
+from ..runtime import Progress, Runtime, Stopwatch, cores, peak_rss_bytes, resolve_device, silent
 from ..stored import report_beside
 from .bench import Improved, improve, open_bench, watch_units
 from .function import check_function
@@ -46,6 +48,7 @@ from .requests import ImproveOptions, MergeRequest, OutputOptions, Source
 from .weights import Rules, weight_rules
 
 Put = Callable[[str, torch.Tensor], None]
+PutRows = Callable[[str, int, torch.Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,7 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
         # A source of weight 0 is not read beyond its header; the anchor is what others align to.
         used = {plan.anchor_index, *(m.index for m in sources)}
         with watch("read"):
-            _require_finite_inputs([parents.whole, *sources], runtime)
+            _survey([parents.whole, *sources], runtime)
         with watch("inputs"):
             bench = open_bench(parents, plan.options, recipe, selection, runtime)
             if bench is not None:
@@ -229,18 +232,26 @@ def _select(plan: Plan, parents: Parents) -> Selection:
     return selection
 
 
-def _require_finite_inputs(models: Sequence[Model], runtime: Runtime) -> None:
-    """Read every tensor that counts once, so that a NaN is named before any solve.
+def _survey(models: Sequence[Model], runtime: Runtime) -> None:
+    """Read every tensor that counts once: a NaN is named before any solve, files are hashed.
 
-    The first model has all names, the others may lack some (see `reconcile`).
+    Files are read side by side, each from front to back. The first model has all names, the
+    others may lack some (see `reconcile`).
     """
-    names = list(models[0].graph.tensors)
-    for done, name in enumerate(names):
-        runtime.progress("read", done, len(names))
-        for model in models:
-            if name in model.graph.tensors:
-                model.stored(name)
-    runtime.progress("read", len(names), len(names))
+    names = [[n for n in m.checkpoint.infos if n in m.graph.tensors] for m in models]
+    total = sum(map(len, names))
+    done = count(1)
+
+    def read(model: Model, wanted: Sequence[str]) -> None:
+        model.checkpoint.hash_while_reading()
+        for name in wanted:
+            model.require_finite(name)
+            runtime.progress("read", next(done), total)
+
+    runtime.progress("read", 0, total)
+    with ThreadPoolExecutor(min(len(models), cores())) as pool:
+        for result in [pool.submit(read, m, n) for m, n in zip(models, names, strict=True)]:
+            result.result()
 
 
 def _endpoint(aligned: Sequence[Aligned]) -> bool:
@@ -253,10 +264,15 @@ def _write(plan: Plan, fused: Fused, runtime: Runtime, also: Put | None) -> tupl
     anchor = fused.whole.checkpoint
     infos = _targets(plan, anchor)
     extras = anchor.extras() if plan.target.keep_extras else None
-    with _sink(plan, anchor, infos, also, extras) as put:
+    with _sink(plan, anchor, infos, also, extras) as (put, put_rows):
         for done, info in enumerate(infos):
             runtime.progress("write", done, len(infos))
-            put(info.name, fused.tensor(info.name, dtype=info.dtype))
+            blocks = None if put_rows is None else fused.blocks(info.name, dtype=info.dtype)
+            if put_rows is None or blocks is None:
+                put(info.name, fused.tensor(info.name, dtype=info.dtype))
+            else:
+                for first, rows in blocks:
+                    put_rows(info.name, first, rows)
     runtime.progress("write", len(infos), len(infos))
     if extras is None or not extras.left_out:
         return ()
@@ -280,10 +296,10 @@ def _sink(
     infos: Sequence[TensorInfo],
     also: Put | None,
     extras: Extras | None,
-) -> Iterator[Put]:
-    """Where fused tensors go: the output file, the caller, or both."""
+) -> Iterator[tuple[Put, PutRows | None]]:
+    """Where fused tensors go: the output file, the caller (whole tensors only), or both."""
     if plan.output is None:
-        yield also or (lambda name, tensor: None)
+        yield also or (lambda name, tensor: None), None
         return
     target = plan.target
     with open_writer(
@@ -301,7 +317,7 @@ def _sink(
             if also is not None:
                 also(name, tensor)
 
-        yield put
+        yield put, None if also is not None else writer.put_rows
 
 
 def _output_record(plan: Plan) -> tuple[FileRecord, ...]:

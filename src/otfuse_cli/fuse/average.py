@@ -114,3 +114,8 @@ def stored(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
             fix="use --dtype float32",
         )
     return found
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype to promote from: 8-bit floats take part in no promotion."""
+    return torch.float32 if dtype.itemsize == 1 else dtype
