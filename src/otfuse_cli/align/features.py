@@ -111,7 +111,7 @@ def raw_rows(
         if alignment is not None and len(set(axis_units(exprs[producer.dim]))) > 1:
             column = _move_column(column, producer, graph, alignment, space)
         found += unfold(column, [exprs[producer.dim]], 0, space, sizes, index=index, pool=pool)
-    return torch.cat(found, -1)
+    return found[0] if len(found) == 1 else torch.cat(found, -1)
 
 
 def _move_column(

@@ -14,6 +14,7 @@ import torch
 from ..align.alignment import Alignment
 from ..align.apply import transport
 from ..align.models import Model
+from ..checkpoint.open import is_finite
 from ..errors import SolveFailed
 from .repair import Repair, fused_variance, row_norms
 
@@ -106,7 +107,7 @@ def stored(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         SolveFailed: A value is larger than the dtype can hold.
     """
     found = tensor.to("cpu", dtype)
-    if dtype != tensor.dtype and not torch.isfinite(found.to(torch.float32)).all():
+    if dtype != tensor.dtype and not is_finite(found):
         raise SolveFailed(
             "a fused tensor overflows",
             where=f"{name}, stored as {str(dtype).removeprefix('torch.')}",

@@ -77,7 +77,9 @@ def cost_matrix(
             suspect &= ~dead_M
         block.clamp_(min=0)
         if metric is Metric.EUCLIDEAN:
-            block.sqrt_().mul_(unit)
+            block.sqrt_()
+            if unit != 1.0:
+                block.mul_(unit)
         elif metric is Metric.SQEUCLIDEAN:
             block.mul_(unit).mul_(unit)
         else:
@@ -125,8 +127,10 @@ def unit_rows(features_NK: Tensor) -> Tensor:
         raise ValueError(f"expected a floating matrix, got {_describe(features_NK)}")
     dtype = torch.promote_types(features_NK.dtype, torch.float32)
     unit_NK = torch.empty(features_NK.shape, dtype=dtype, device=features_NK.device)
+    # Squares of float64 can leave its range; those of narrower types can't.
+    unit = _unit if dtype == torch.float64 else _unit_in_range
     for rows in _blocks(len(features_NK), features_NK.shape[1], _CACHED):
-        unit_NK[rows] = _unit(features_NK[rows].double())
+        unit_NK[rows] = unit(features_NK[rows].to(torch.float64, copy=True))
     return unit_NK
 
 
@@ -157,7 +161,11 @@ def _blocks(rows: int, columns: int, most: int = _BLOCK) -> Iterator[slice]:
 
 def _dead(features_NK: Tensor) -> Tensor:
     """Rows that are entirely zero; a row with NaN is not."""
-    return _peaks(features_NK) == 0
+    dead_N: Tensor = torch.linalg.vector_norm(features_NK, dim=1) == 0
+    rows = dead_N.nonzero().flatten()  # or so small that the squares vanish
+    if len(rows):
+        dead_N[rows] = _peaks(features_NK[rows]) == 0
+    return dead_N
 
 
 def _peaks(features_NK: Tensor) -> Tensor:
@@ -170,7 +178,7 @@ def _peaks(features_NK: Tensor) -> Tensor:
 
 
 def _centre(source_NK: Tensor, anchor_MK: Tensor) -> tuple[Tensor, float]:
-    """Mean of all rows, and a power of two near their largest entry.
+    """Mean of all rows, and a power of two near their largest entry, 1 where that is moderate.
 
     Dividing by the latter is exact, and keeps squares of very small or large weights in range.
     """
@@ -182,7 +190,7 @@ def _centre(source_NK: Tensor, anchor_MK: Tensor) -> tuple[Tensor, float]:
             low, high = torch.aminmax(features)
             peak = max(peak, abs(low.item()), abs(high.item()))
     unit = 2.0 ** (math.frexp(peak)[1] - 1) if 0 < peak < math.inf else 1.0
-    if unit < torch.finfo(source_NK.dtype).tiny:
+    if unit < torch.finfo(source_NK.dtype).tiny or 2.0**-20 < unit < 2.0**20:
         unit = 1.0
     return (total_K / count).to(source_NK.dtype), unit
 
@@ -197,13 +205,18 @@ def _column_sums(features_NK: Tensor) -> Tensor:
 def _prepare(features_NK: Tensor, metric: Metric, mean_K: Tensor, unit: float) -> Tensor:
     if metric is Metric.COSINE:
         return unit_rows(features_NK)
-    return (features_NK - mean_K).div_(unit)
+    centred_NK = features_NK - mean_K
+    return centred_NK if unit == 1.0 else centred_NK.div_(unit)
 
 
 def _unit(rows_PK: Tensor) -> Tensor:
     """Float64 rows at unit norm; the largest entry goes first, so that no square overflows."""
     peak_P = _peaks(rows_PK)[:, None]
-    rows_PK = rows_PK / peak_P.masked_fill(peak_P == 0, 1)
+    return _unit_in_range(rows_PK / peak_P.masked_fill(peak_P == 0, 1))
+
+
+def _unit_in_range(rows_PK: Tensor) -> Tensor:
+    """Float64 rows whose squares are in range at unit norm, in place."""
     norm_P = torch.linalg.vector_norm(rows_PK, dim=1, keepdim=True)
     return rows_PK.div_(norm_P.masked_fill_(norm_P == 0, 1))
 
