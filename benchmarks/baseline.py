@@ -4,7 +4,8 @@
 
 The baseline is Singh & Jaggi's algorithm written down as it reads: unit rows, a Euclidean cost from
 one matrix product, `ot.emd`, and dense products with the maps (our own writing). Both go from two
-files to one, on one thread, in turns; results must agree. Pairs: the trained VGG11 at half width in
+files to one, on one thread, in turns; results must agree. Seconds are CPU seconds: the machine
+may have other work, and waiting for the disk is not measured (`large.py` does). Pairs: the trained VGG11 at half width in
 the folder that OTFUSE_SHARED names, and random weights in the shapes of VGG11, ResNet18 and
 ResNet50, the second network a permuted copy of the first with noise.
 """
@@ -40,15 +41,15 @@ class Layer:
 
 @dataclass
 class Clock:
-    """Seconds by part."""
+    """CPU seconds by part."""
 
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
-        began = time.perf_counter()
+        began = time.process_time()
         yield
-        self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - began
+        self.seconds[part] = self.seconds.get(part, 0.0) + time.process_time() - began
 
 
 # The baseline.

@@ -1,0 +1,139 @@
+"""Two checkpoints larger than the memory they may take: `merge` against `cp`, and against torch.
+
+    python benchmarks/large.py [--gib 2] [--hidden 4096] [--folder DIR]
+
+Writes two synthetic transformers by Llama's names (bfloat16, no layer wider than 4096) to a
+temporary folder, which it removes. In one run: `cp` of both and `sync`; load, average, save and
+`sync` by safetensors' own functions; and `merge`, without matching and with the sweep. Each is a
+process of its own; times are wall seconds, since most of it is reading and writing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+AVERAGE = """
+import sys, torch
+from safetensors.torch import load_file, save_file
+a, b = map(load_file, sys.argv[1:3])
+save_file({n: ((a[n].float() + b[n].float()) / 2).to(b[n].dtype) for n in b}, sys.argv[3])
+"""
+
+OTFUSE = "import sys; from otfuse_cli.app import main; sys.exit(main(sys.argv[1:]))"
+
+
+def shapes(gib: float, hidden: int) -> dict[str, tuple[int, ...]]:
+    """As many layers as fit; heads of 128, feed-forward layers of 4096, 8192 tokens."""
+    found = {"model.embed_tokens.weight": (8192, hidden), "lm_head.weight": (8192, hidden)}
+    found["model.norm.weight"] = (hidden,)
+    used, layer = 2 * 2 * 8192 * hidden, 0
+    while used < gib * 2**30:
+        path = f"model.layers.{layer}"
+        for name in "qkvo":
+            found[f"{path}.self_attn.{name}_proj.weight"] = (hidden, hidden)
+        for name in ("gate", "up"):
+            found[f"{path}.mlp.{name}_proj.weight"] = (4096, hidden)
+        found[f"{path}.mlp.down_proj.weight"] = (hidden, 4096)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            found[f"{path}.{name}.weight"] = (hidden,)
+        used += 2 * (4 * hidden + 3 * 4096) * hidden
+        layer += 1
+    return found
+
+
+def write(path: Path, layout: dict[str, tuple[int, ...]], seed: int) -> None:
+    """Random weights, tensor by tensor: they needn't fit in memory either."""
+    import torch
+
+    header, position = {"__metadata__": {"format": "pt"}}, 0
+    for name, shape in layout.items():
+        size = 2 * torch.Size(shape).numel()
+        offsets = [position, position + size]
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": offsets}
+        position += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    generator = torch.Generator().manual_seed(seed)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for shape in layout.values():
+            tensor = torch.randn(shape, generator=generator, dtype=torch.float32) * 0.02
+            file.write(tensor.to(torch.bfloat16).view(torch.uint8).numpy().data)
+    # What merge reads the number of heads from.
+    config = {"model_type": "llama", "hidden_size": layout["model.norm.weight"][0]}
+    config |= {"num_attention_heads": config["hidden_size"] // 128}
+    config["num_key_value_heads"] = config["num_attention_heads"]
+    (path.parent / "config.json").write_text(json.dumps(config))
+
+
+def run(command: list[str]) -> tuple[float, float]:
+    """Wall seconds with `sync`, and the peak memory of the process in MiB."""
+    subprocess.run(["sync"], check=True)
+    began = time.perf_counter()
+    with subprocess.Popen(command) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    subprocess.run(["sync"], check=True)
+    assert process.returncode == 0, command
+    return time.perf_counter() - began, usage.ru_maxrss / 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--gib", type=float, default=2, help="size of each (default 2)")
+    parser.add_argument("--hidden", type=int, default=4096, help="width (default 4096)")
+    parser.add_argument("--folder", type=Path, help="where the temporary folder goes")
+    parser.add_argument("--without", nargs="*", default=[], help="rows to leave out")
+    parser.add_argument("--write", type=int, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.write is not None:
+        write(given.folder, shapes(given.gib, given.hidden), given.write)
+        return
+    with tempfile.TemporaryDirectory(dir=given.folder) as temporary:
+        folder = Path(temporary)
+        layout = shapes(given.gib, given.hidden)
+        pair = [str(folder / f"{at}.safetensors") for at in (0, 1)]
+        for seed, path in enumerate(pair):
+            # In a process of its own: the memory of this one is part of its children's peaks.
+            options = ["--gib", str(given.gib), "--hidden", str(given.hidden), "--write", str(seed)]
+            subprocess.run([sys.executable, __file__, *options, "--folder", path], check=True)
+        out = str(folder / "out.safetensors")
+        merge = [sys.executable, "-c", OTFUSE, "merge", *pair, "-o", out, "--overwrite"]
+        commands = {
+            "cp": ["cp", *pair, str(folder / "copy")],
+            "load, average, save": [sys.executable, "-c", AVERAGE, *pair, out],
+            "merge --align none": [*merge, "--align", "none", "-q"],
+            "merge --matcher sweep": [*merge, "--matcher", "sweep", "-q"],
+        }
+        (folder / "copy").mkdir()
+        size = sum(Path(path).stat().st_size for path in pair) / 2**30
+        print(f"{size:.2f} GiB in two files, width {given.hidden}, {len(layout)} tensors each\n")
+        print("| command | wall, s | against cp | peak, MiB | matching, s | the rest against cp |")
+        print("|" + "---|" * 6)
+        reference = 0.0
+        for name, command in commands.items():
+            if name in given.without:
+                continue
+            seconds, peak = run(command)
+            reference = reference or seconds
+            cells = [name, f"{seconds:.1f}", f"{seconds / reference:.1f}", f"{peak:.0f}"]
+            if name.startswith("merge"):
+                timings = json.loads((folder / "out.report.json").read_text())["timings"]
+                rest = seconds - timings["match"]
+                cells += [f"{timings['match']:.1f}", f"**{rest / reference:.2f}**"]
+            else:
+                cells += ["", ""]
+            print(f"| {' | '.join(cells)} |", flush=True)
+            for made in (folder / "copy").iterdir():
+                made.unlink()
+
+
+if __name__ == "__main__":
+    main()
