@@ -5,7 +5,9 @@
 The baseline is Singh & Jaggi's algorithm written down as it reads: unit rows, a Euclidean cost from
 one matrix product, `ot.emd`, and dense products with the maps (our own writing). Both go from two
 files to one, on one thread, in turns; results must agree. Seconds are CPU seconds: the machine
-may have other work, and waiting for the disk is not measured (`large.py` does). Pairs: the trained VGG11 at half width in
+may have other work, and waiting for the disk is not measured (`large.py` does).
+
+Pairs: the trained VGG11 at half width in
 the folder that OTFUSE_SHARED names, and random weights in the shapes of VGG11, ResNet18 and
 ResNet50, the second network a permuted copy of the first with noise.
 """

@@ -44,7 +44,10 @@ class Model:
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor for computing: float64 stays, other floating dtypes become float32."""
-        tensor = self.stored(name)
+        return self.widened(self.stored(name))
+
+    def widened(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A stored tensor for computing; see `read`."""
         if tensor.is_floating_point() and tensor.dtype != torch.float64:
             tensor = tensor.to(torch.float32)
         return tensor.to(self.device)

@@ -18,6 +18,8 @@ _REPAIR_BELOW = 1e-3
 _BLOCK = 1 << 22
 # The same where rows go through several operations, so that they stay in the cache between them.
 _CACHED = 1 << 17
+# Elements of anchor rows that are prepared at a time.
+_PREPARED = 1 << 23
 
 
 class Metric(StrEnum):
@@ -58,33 +60,36 @@ def cost_matrix(
     cost_NM = source_NK.new_empty((n, m))
     if not n or not m:
         return cost_NM
-    dead_N, dead_M = _dead(source_NK), _dead(anchor_MK)
+    dead_N, dead_M = dead_rows(source_NK), dead_rows(anchor_MK)
     if metric is Metric.COSINE and dead_cost is None:
         dead_cost = 1.0
     repair = _Repair(source_NK, anchor_MK, metric)
     mean_K, unit = _centre(source_NK, anchor_MK)
-    anchor_rows = _prepare(anchor_MK, metric, mean_K, unit)
-    anchor_squares_M = torch.linalg.vector_norm(anchor_rows, dim=1).square_()
-    for rows in _blocks(n, m):
-        source_rows = _prepare(source_NK[rows], metric, mean_K, unit)
-        squares = torch.linalg.vector_norm(source_rows, dim=1).square_()[:, None]
-        block = cost_NM[rows]
-        torch.mm(source_rows, anchor_rows.T, out=block)
-        block.mul_(-2).add_(squares).add_(anchor_squares_M)
-        suspect = block <= (squares + anchor_squares_M).mul_(_REPAIR_BELOW)
-        if dead_cost is not None:
-            suspect &= ~dead_N[rows, None]
-            suspect &= ~dead_M
-        block.clamp_(min=0)
-        if metric is Metric.EUCLIDEAN:
-            block.sqrt_()
-            if unit != 1.0:
-                block.mul_(unit)
-        elif metric is Metric.SQEUCLIDEAN:
-            block.mul_(unit).mul_(unit)
-        else:
-            block.mul_(0.5)
-        repair(block, suspect, first=rows.start)
+    for columns in _blocks(m, anchor_MK.shape[1], _PREPARED):
+        anchor_rows = _prepare(anchor_MK[columns], metric, mean_K, unit)
+        squares_M = torch.linalg.vector_norm(anchor_rows, dim=1).square_()
+        for rows in _blocks(n, m):
+            source_rows = _prepare(source_NK[rows], metric, mean_K, unit)
+            squares = torch.linalg.vector_norm(source_rows, dim=1).square_()[:, None]
+            block = torch.mm(source_rows, anchor_rows.T)
+            block.mul_(-2).add_(squares).add_(squares_M)
+            suspect = block <= (squares + squares_M).mul_(_REPAIR_BELOW)
+            dead = dead_N[rows, None] & dead_M[columns]
+            if dead_cost is not None:
+                suspect &= ~dead_N[rows, None]
+                suspect &= ~dead_M[columns]
+            else:
+                suspect &= ~dead
+            block.clamp_(min=0)
+            if metric is Metric.EUCLIDEAN:
+                block.sqrt_()
+            if metric is Metric.COSINE:
+                block.mul_(0.5)
+            elif unit != 1.0:
+                block.mul_(unit if metric is Metric.EUCLIDEAN else unit * unit)
+            block.masked_fill_(dead, 0)
+            repair(block, suspect, rows.start, columns.start)
+            cost_NM[rows, columns] = block
     if dead_cost is not None:
         cost_NM[dead_N] = dead_cost
         cost_NM[:, dead_M] = dead_cost
@@ -113,12 +118,14 @@ def paired_cost(
     if metric is Metric.COSINE and dead_cost is None:
         dead_cost = 1.0
     if dead_cost is not None:
-        cost_N[_dead(source_NK) | _dead(anchor_NK)] = dead_cost
+        cost_N[dead_rows(source_NK) | dead_rows(anchor_NK)] = dead_cost
     return cost_N
 
 
-def unit_rows(features_NK: Tensor) -> Tensor:
+def unit_rows(features_NK: Tensor, *, in_place: bool = False) -> Tensor:
     """Rows scaled to unit Euclidean norm; a zero row stays zero.
+
+    With `in_place`, features of float32 or float64 are overwritten and returned.
 
     Computed in float64 and rounded once, so that rows which are multiples of each other become
     equal. Returns float32, or float64 for float64 input.
@@ -126,12 +133,24 @@ def unit_rows(features_NK: Tensor) -> Tensor:
     if features_NK.ndim != 2 or not features_NK.is_floating_point():
         raise ValueError(f"expected a floating matrix, got {_describe(features_NK)}")
     dtype = torch.promote_types(features_NK.dtype, torch.float32)
-    unit_NK = torch.empty(features_NK.shape, dtype=dtype, device=features_NK.device)
+    if in_place and features_NK.dtype == dtype:
+        unit_NK = features_NK
+    else:
+        unit_NK = torch.empty(features_NK.shape, dtype=dtype, device=features_NK.device)
     # Squares of float64 can leave its range; those of narrower types can't.
     unit = _unit if dtype == torch.float64 else _unit_in_range
     for rows in _blocks(len(features_NK), features_NK.shape[1], _CACHED):
         unit_NK[rows] = unit(features_NK[rows].to(torch.float64, copy=True))
     return unit_NK
+
+
+def dead_rows(features_NK: Tensor) -> Tensor:
+    """Rows that are entirely zero; a row with NaN is not."""
+    dead_N: Tensor = torch.linalg.vector_norm(features_NK, dim=1) == 0
+    rows = dead_N.nonzero().flatten()  # or so small that the squares vanish
+    if len(rows):
+        dead_N[rows] = _peaks(features_NK[rows]) == 0
+    return dead_N
 
 
 def _describe(tensor: Tensor) -> str:
@@ -157,15 +176,6 @@ def _blocks(rows: int, columns: int, most: int = _BLOCK) -> Iterator[slice]:
     step = max(1, most // max(1, columns))
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
-
-
-def _dead(features_NK: Tensor) -> Tensor:
-    """Rows that are entirely zero; a row with NaN is not."""
-    dead_N: Tensor = torch.linalg.vector_norm(features_NK, dim=1) == 0
-    rows = dead_N.nonzero().flatten()  # or so small that the squares vanish
-    if len(rows):
-        dead_N[rows] = _peaks(features_NK[rows]) == 0
-    return dead_N
 
 
 def _peaks(features_NK: Tensor) -> Tensor:
@@ -255,14 +265,14 @@ class _Repair:
         self._metric = metric
         self._classes: Tensor | None = None
 
-    def __call__(self, block: Tensor, suspect: Tensor, *, first: int) -> None:
+    def __call__(self, block: Tensor, suspect: Tensor, first_row: int, first_col: int) -> None:
         rows_P, cols_P = suspect.nonzero(as_tuple=True)
         if not rows_P.numel():
             return
         if rows_P.numel() <= 4 * sum(block.shape):
-            cost_P = self._pairs(rows_P + first, cols_P)
+            cost_P = self._pairs(rows_P + first_row, cols_P + first_col)
         else:
-            cost_P = self._distinct(rows_P + first, cols_P)
+            cost_P = self._distinct(rows_P + first_row, cols_P + first_col)
         block[rows_P, cols_P] = cost_P.to(block.dtype)
 
     def _pairs(self, rows_P: Tensor, cols_P: Tensor) -> Tensor:
