@@ -18,7 +18,6 @@ from ..report import LayerRecord, SpaceRecord
 from ..transport.cost import Metric, cost_matrix, dead_rows, paired_cost, unit_rows
 from ..transport.plan import Plan
 from ..transport.solve import Solution, Solver, solve
-from ..transport.ties import has_ties
 from .alignment import Alignment
 from .features import Producer, raw_rows
 from .models import Model
@@ -53,11 +52,12 @@ class LargeSpace:
             SolveFailed: The transport problem was not solved.
         """
         cost_NM = self._cost(Metric(self.recipe.metric), unit_norm=self.recipe.unit_norm)
-        tie_NM = None
-        if has_ties(cost_NM):
-            tie_NM = self._cost(Metric.EUCLIDEAN, unit_norm=False)
-        solver, epsilon = Solver(self.recipe.solver), self.recipe.epsilon
-        return solve(cost_NM, solver=solver, epsilon=epsilon, tie_NM=tie_NM)
+        return solve(
+            cost_NM,
+            solver=Solver(self.recipe.solver),
+            epsilon=self.recipe.epsilon,
+            tie_NM=lambda: self._cost(Metric.EUCLIDEAN, unit_norm=False),
+        )
 
     def records(self, solution: Solution) -> tuple[SpaceRecord, list[LayerRecord]]:
         """What the report says about the space and the layers it was solved from."""

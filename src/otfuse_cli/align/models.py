@@ -11,7 +11,7 @@ from ..graph.model import LayerGraph
 from .activations import Observed
 
 # Tensors above this are checked by blocks of rows.
-_READ_BYTES = 1 << 24
+_READ_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ answer, and ties are decided after it. N units on both sides; numpy, float64.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from importlib.util import find_spec
 
 import numpy as np
@@ -21,7 +22,11 @@ from .ties import TIGHT, Array, NotOptimalError, in_order, potentials, undecided
 _ROWS = 256
 
 
-def assign(cost: Array, tie_NN: Tensor | None) -> Plan:
+# A secondary cost, or what computes it where it is needed.
+Tie = Tensor | Callable[[], Tensor]
+
+
+def assign(cost: Array, tie_NN: Tie | None) -> Plan:
     """The cheapest hard plan. The tie cost, then the index, choose among what the cost left open.
 
     Args:
@@ -67,8 +72,9 @@ def scaled(cost_NM: Tensor, sign: float = 1.0) -> Array:
     return np.asarray(cost.mul_(sign * 2.0**-exponent).numpy())
 
 
-def part(tie_NM: Tensor, rows: Array, cols: Array) -> Array:
+def part(tie_NM: Tie, rows: Array, cols: Array) -> Array:
     """Rows and columns of a tie cost that are still open, scaled to 1."""
+    tie_NM = tie_NM if isinstance(tie_NM, Tensor) else tie_NM()
     return scaled(tie_NM.detach().cpu()[torch.from_numpy(rows)][:, torch.from_numpy(cols)])
 
 

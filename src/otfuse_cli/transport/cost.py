@@ -19,7 +19,7 @@ _BLOCK = 1 << 22
 # The same where rows go through several operations, so that they stay in the cache between them.
 _CACHED = 1 << 17
 # Elements of anchor rows that are prepared at a time.
-_PREPARED = 1 << 23
+_PREPARED = 1 << 22
 
 
 class Metric(StrEnum):
@@ -68,7 +68,7 @@ def cost_matrix(
     for columns in _blocks(m, anchor_MK.shape[1], _PREPARED):
         anchor_rows = _prepare(anchor_MK[columns], metric, mean_K, unit)
         squares_M = torch.linalg.vector_norm(anchor_rows, dim=1).square_()
-        for rows in _blocks(n, m):
+        for rows in _blocks(n, max(m, source_NK.shape[1])):
             source_rows = _prepare(source_NK[rows], metric, mean_K, unit)
             squares = torch.linalg.vector_norm(source_rows, dim=1).square_()[:, None]
             block = torch.mm(source_rows, anchor_rows.T)
@@ -90,6 +90,8 @@ def cost_matrix(
             block.masked_fill_(dead, 0)
             repair(block, suspect, rows.start, columns.start)
             cost_NM[rows, columns] = block
+            del source_rows, block, suspect, dead  # before the next ones are made
+        del anchor_rows
     if dead_cost is not None:
         cost_NM[dead_N] = dead_cost
         cost_NM[:, dead_M] = dead_cost

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..errors import SolveFailed, UsageError
 from . import mass as masses
-from .assignment import assign, part, reduce_offsets, scaled
+from .assignment import Tie, assign, part, reduce_offsets, scaled
 from .plan import Plan
 from .scaling import scale
 from .ties import TIGHT, Array, NotOptimalError, has_cycle, has_ties, order_cost
@@ -67,7 +67,7 @@ def solve(
     solver: Solver = Solver.EXACT,
     epsilon: float = 0.05,
     relaxation: float = 1.0,
-    tie_NM: Tensor | None = None,
+    tie_NM: Tie | None = None,
 ) -> Solution:
     """Solve a discrete transport problem (the paper's section 3, Eq. 1), and check the result.
 
@@ -82,7 +82,8 @@ def solve(
         solver: Exact, Sinkhorn (log domain) or unbalanced (KL, entropic, log domain).
         epsilon: Entropy, in standard deviations of the cost with row and column means removed.
         relaxation: Price of leaving the masses (unbalanced), in means of the cost.
-        tie_NM: Secondary cost, consulted only among exactly equal plans.
+        tie_NM: Secondary cost, or a function that computes it, consulted only among exactly equal
+            plans.
 
     Raises:
         SolveFailed: The cost is not finite, or the solver didn't converge or broke a marginal.
@@ -113,7 +114,7 @@ def solve(
     return Solution(plan, plan.cost(cost_NM), name, error)
 
 
-def maximise(similarity_NN: Tensor, *, tie_NN: Tensor | None = None) -> Plan:
+def maximise(similarity_NN: Tensor, *, tie_NN: Tie | None = None) -> Plan:
     """The hard plan of the largest total similarity, by linear assignment.
 
     Args:
@@ -131,8 +132,8 @@ def maximise(similarity_NN: Tensor, *, tie_NN: Tensor | None = None) -> Plan:
     return _assignment(similarity_NN, tie_NN, sign=-1.0)
 
 
-def _check_tie(tie_NM: Tensor | None, cost_NM: Tensor) -> None:
-    if tie_NM is None:
+def _check_tie(tie_NM: Tie | None, cost_NM: Tensor) -> None:
+    if not isinstance(tie_NM, Tensor):
         return
     if tie_NM.shape != cost_NM.shape:
         raise ValueError(f"tie cost {tuple(tie_NM.shape)} for a cost {tuple(cost_NM.shape)}")
@@ -179,14 +180,14 @@ def _is_uniform(mass: Tensor) -> bool:
     return bool((mass * mass.numel() - 1).abs().max() < 1e-6)
 
 
-def _assignment(cost_NN: Tensor, tie_NN: Tensor | None, sign: float = 1.0) -> Plan:
+def _assignment(cost_NN: Tensor, tie_NN: Tie | None, sign: float = 1.0) -> Plan:
     try:
         return assign(scaled(cost_NN, sign=sign), tie_NN)
     except NotOptimalError as error:
         _fail(cost_NN, "the assignment found is not optimal", cause=error)
 
 
-def _emd(cost: Array, a_N: Tensor, b_M: Tensor, tie_NM: Tensor | None) -> Plan:
+def _emd(cost: Array, a_N: Tensor, b_M: Tensor, tie_NM: Tie | None) -> Plan:
     """Network simplex; `cost` is scaled to 1 and used up.
 
     Units without mass are left out: they carry nothing and have no potentials.
