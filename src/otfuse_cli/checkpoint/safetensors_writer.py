@@ -35,6 +35,11 @@ class SafetensorsWriter:
         header, self._positions = make_header(full, ties)
         draft.write_at(memoryview(header), 0)
 
+    @property
+    def digest(self) -> str | None:
+        """SHA-256 of the file once it is there, where that is known without reading it."""
+        return self._draft.digest
+
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """Store a tensor."""
         self._announced.check(name, tensor)

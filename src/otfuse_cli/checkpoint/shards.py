@@ -57,6 +57,11 @@ class FolderWriter:
             self._writers[name] = SafetensorsWriter(draft.add(name), members, like)
             self._file.update({info.name: name for info in members})
 
+    @property
+    def digest(self) -> str | None:
+        """Not known: that of a folder is made from its files'."""
+        return None
+
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """Store a tensor in its shard."""
         if name not in self._file:

@@ -50,6 +50,11 @@ class TorchWriter:
         self._names = tuple(info.name for info in infos)
         self._tensors: dict[str, torch.Tensor] = {}
 
+    @property
+    def digest(self) -> str | None:
+        """SHA-256 of the file once it is there, where that is known without reading it."""
+        return self._draft.digest
+
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """Take a copy: callers reuse buffers, and a view would drag its whole storage along."""
         self._announced.check(name, tensor)

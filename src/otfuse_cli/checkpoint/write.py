@@ -24,6 +24,10 @@ from .torch_writer import TorchWriter
 class Writer(Protocol):
     """Takes the tensors of an output, each once, in any order."""
 
+    @property
+    def digest(self) -> str | None:
+        """SHA-256 of the output once it is there, where that is known without reading it."""
+
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """Store a tensor under its clean name.
 

@@ -34,6 +34,7 @@ from ..runtime import Progress, Runtime, Stopwatch, cores, peak_rss_bytes, resol
 from ..stored import report_beside
 from .bench import Improved, improve, open_bench, watch_units
 from .function import check_function
+from .memory import require_memory
 from .outputs import refuse_outputs, require_room
 from .parents import (
     MEDOID,
@@ -139,6 +140,7 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
         selection = _select(plan, parents)
         require_room(plan.output, _targets(plan, parents.whole.checkpoint))
         sources = [m for m in parents.sources if selection.used(m.index)]
+        require_memory(sources, parents.anchor, recipe, plan.options.max_memory)
         # A source of weight 0 is not read beyond its header; the anchor is what others align to.
         used = {plan.anchor_index, *(m.index for m in sources)}
         with watch("read"):
@@ -171,14 +173,14 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
                 better = improve(bench, fused, recipe, plan.options, endpoint=endpoint)
                 fused = replace(fused, better=better.tensors)
         with watch("write"):
-            lost = _write(plan, fused, runtime, also)
+            lost, digest = _write(plan, fused, runtime, also)
         with watch("read"):
             inputs = tuple(c.record(digest=at in used) for at, c in enumerate(checkpoints))
         report = Report(
             command=plan.command,
             version=__version__,
             inputs=inputs,
-            output=_output_record(plan),
+            output=_output_record(plan, digest),
             recipe=_recipe(plan, recipe, runtime),
             graph=graph_record(parents.anchor.graph),
             spaces=tuple(s for m in matches for s in m.spaces),
@@ -259,12 +261,15 @@ def _endpoint(aligned: Sequence[Aligned]) -> bool:
     return not aligned or (len(aligned) == 1 and aligned[0].weight == 1.0)
 
 
-def _write(plan: Plan, fused: Fused, runtime: Runtime, also: Put | None) -> tuple[str, ...]:
-    """Write every tensor; returns what could not be written along with them."""
+def _write(
+    plan: Plan, fused: Fused, runtime: Runtime, also: Put | None
+) -> tuple[tuple[str, ...], str | None]:
+    """Write every tensor; returns what could not be written along with them, and the digest."""
     anchor = fused.whole.checkpoint
     infos = _targets(plan, anchor)
     extras = anchor.extras() if plan.target.keep_extras else None
-    with _sink(plan, anchor, infos, also, extras) as (put, put_rows):
+    digests: list[str | None] = []
+    with _sink(plan, anchor, infos, also, extras, digests) as (put, put_rows):
         for done, info in enumerate(infos):
             runtime.progress("write", done, len(infos))
             blocks = None if put_rows is None else fused.blocks(info.name, dtype=info.dtype)
@@ -274,9 +279,10 @@ def _write(plan: Plan, fused: Fused, runtime: Runtime, also: Put | None) -> tupl
                 for first, rows in blocks:
                     put_rows(info.name, first, rows)
     runtime.progress("write", len(infos), len(infos))
+    digest = digests[0] if digests else None
     if extras is None or not extras.left_out:
-        return ()
-    return (f"--keep-extras left out: {', '.join(extras.left_out)}",)
+        return (), digest
+    return (f"--keep-extras left out: {', '.join(extras.left_out)}",), digest
 
 
 def _targets(plan: Plan, anchor: Checkpoint) -> list[TensorInfo]:
@@ -296,6 +302,7 @@ def _sink(
     infos: Sequence[TensorInfo],
     also: Put | None,
     extras: Extras | None,
+    digests: list[str | None],
 ) -> Iterator[tuple[Put, PutRows | None]]:
     """Where fused tensors go: the output file, the caller (whole tensors only), or both."""
     if plan.output is None:
@@ -318,13 +325,14 @@ def _sink(
                 also(name, tensor)
 
         yield put, None if also is not None else writer.put_rows
+    digests.append(writer.digest)
 
 
-def _output_record(plan: Plan) -> tuple[FileRecord, ...]:
+def _output_record(plan: Plan, digest: str | None) -> tuple[FileRecord, ...]:
     if plan.output is None:
         return ()
     with open_checkpoint(plan.output) as written:
-        return (written.record(),)
+        return (written.record(known=digest),)
 
 
 def _recipe(plan: Plan, recipe: Recipe, runtime: Runtime) -> dict[str, Any]:
