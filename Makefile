@@ -26,6 +26,7 @@ bench: $(VENV)/.installed-dev  ## the tables of docs/benchmarks.md; half an hour
 	$(BIN)/python benchmarks/baseline.py
 	$(BIN)/python benchmarks/large.py
 	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/start.py
 
 venv: $(VENV)/.installed-dev  ## everything for development
 

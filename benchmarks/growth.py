@@ -32,7 +32,7 @@ def merge(folder: Path, width: int, depth: int, models: int) -> tuple[float, flo
             made = [sys.executable, __file__, path, str(width), str(depth), str(seed)]
             subprocess.run(made, check=True)
     out = str(folder / "out.safetensors")
-    options = ["--matcher", "sweep", "--overwrite", "-q"]
+    options = ["--arch", "mlp", "--matcher", "sweep", "--overwrite", "-q"]
     command = [sys.executable, "-c", OTFUSE, "merge", *paths, "-o", out, *options]
     environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     with subprocess.Popen(command, env=environment) as process:

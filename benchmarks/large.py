@@ -81,7 +81,7 @@ def run(command: list[str]) -> tuple[float, float]:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     subprocess.run(["sync"], check=True)
-    assert process.returncode == 0, command
+    assert process.returncode == 0, (process.returncode, command)
     return time.perf_counter() - began, usage.ru_maxrss / 1024
 
 
