@@ -29,7 +29,9 @@ FEATURES = 512
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--sizes", default="512,1024", help="units (default 512,1024)")
-    parser.add_argument("--pair", nargs=2, default=[SHARED / "checkpoints" / STEM.format(i) for i in (0, 1)])
+    parser.add_argument(
+        "--pair", nargs=2, default=[SHARED / "checkpoints" / STEM.format(i) for i in (0, 1)]
+    )
     parser.add_argument("--only", choices=("pair", "solve"))
     parser.add_argument("--emd-limit", type=int, default=4096, help="largest for ot.emd")
     parser.add_argument("--measure", nargs="+", help=argparse.SUPPRESS)  # in a process of its own
@@ -50,7 +52,10 @@ def main() -> None:
 def pair_table(pair: list[str]) -> str:
     """`auto` against `sweep` on two checkpoints."""
     found = {m: apart("pair", m, *pair) for m in ("sweep", "auto")}
-    lines = ["| matcher | matching, s | ratio | whole merge, s | peak, MiB |", "|---|---|---|---|---|"]
+    lines = [
+        "| matcher | matching, s | ratio | whole merge, s | peak, MiB |",
+        "|---|---|---|---|---|",
+    ]
     for matcher, run in found.items():
         ratio = run["match"] / found["sweep"]["match"]
         lines.append(

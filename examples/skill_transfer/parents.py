@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-
 from mnist import MLPNET, Recipe, Split, Student, students
 
 NARROW = (200, 100, 50)
@@ -15,9 +14,7 @@ ELSEWHERE = 1000  # added to the seed of a start that is not B's
 Network = dict[str, torch.Tensor]
 
 
-def portions(
-    train: Split, digit: int, shares: tuple[float, ...], seed: int
-) -> list[torch.Tensor]:
+def portions(train: Split, digit: int, shares: tuple[float, ...], seed: int) -> list[torch.Tensor]:
     """Indices for each model: the first has every `digit`, the rest is divided by `shares`."""
     special = (train.labels == digit).nonzero().flatten()
     rest = (train.labels != digit).nonzero().flatten()

@@ -7,8 +7,8 @@ Writes results.json, a plot per setting and the tables of README.md into --out (
 folder). The first run trains the networks; they are kept (--cache). Needs matplotlib.
 
 Matching does not depend on w_B. So each A is aligned once, `otfuse merge A B --weights 1,0`, and
-averaged many times, `otfuse merge ALIGNED B --align none --repair auto --weights ...`: the same bits
-as a merge from the start.
+averaged many times, `otfuse merge ALIGNED B --align none --repair auto --weights ...`: the same
+bits as a merge from the start, where widths are equal. Of four models, B, C and D are aligned to A in the same way.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 HERE = Path(__file__).parent
@@ -69,7 +68,7 @@ def main() -> None:
             print(pair_table([entry]), flush=True)
     if not given.skip_four:
         found = fours(4, seeds, train, given.data, given.cache)
-        results["four"] = [measure_four(found, list(p), test) for p in PROPORTIONS]
+        results["four"] = measure_fours(found, test)
         print(four_table(results["four"]), flush=True)
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "results.json").write_text(json.dumps(results) + "\n")
@@ -83,9 +82,7 @@ def main() -> None:
     readme.write_text(f"{before}{MARK}\n\n{tables}")
 
 
-def measure(
-    parents: Sequence[tuple[StateDict, StateDict]], test: Split
-) -> dict[str, Any]:
+def measure(parents: Sequence[tuple[StateDict, StateDict]], test: Split) -> dict[str, Any]:
     """Accuracy of A, of B, and along w_B for each method; a list entry per seed."""
     found: dict[str, Any] = {
         "A": [accuracy(a, test) for a, _ in parents],
@@ -93,7 +90,7 @@ def measure(
         "curves": {},
     }
     for name, (how, repair) in METHODS.items():
-        if how is None and parents[0][0]["fc1.weight"].shape != parents[0][1]["fc1.weight"].shape:
+        if how is None and not same_shape(*parents[0]):
             continue
         found["curves"][name] = [curve(a, b, how, repair, test) for a, b in parents]
     return found
@@ -103,13 +100,21 @@ def curve(
     a: StateDict, b: StateDict, how: Mapping[str, Any] | None, repair: str, test: Split
 ) -> list[float]:
     """Accuracy of the fusions of A and B, from w_B = 0 (A, aligned) to 1 (B)."""
-    aligned = a if how is None else align(a, b, how)
-    accuracies = []
-    for share in SHARES_OF_B:
-        weights = (1 - share, share)
-        fused, _ = otfuse_cli.merge(aligned, b, align="none", repair=repair, weights=weights)
-        accuracies.append(accuracy(fused, test))
-    return accuracies
+    options: dict[str, Any]
+    if how is not None and not same_shape(a, b):
+        options = dict(how)  # the average, too, depends on what was merged into what
+    else:
+        a = a if how is None else align(a, b, how)
+        options = {"align": "none", "repair": repair}
+    return [
+        accuracy(otfuse_cli.merge(a, b, weights=(1 - w, w), **options)[0], test)
+        for w in SHARES_OF_B
+    ]
+
+
+def same_shape(a: StateDict, b: StateDict) -> bool:
+    """Whether two networks have the same widths."""
+    return all(a[name].shape == b[name].shape for name in a)
 
 
 def align(source: StateDict, anchor: StateDict, how: Mapping[str, Any]) -> StateDict:
@@ -117,27 +122,23 @@ def align(source: StateDict, anchor: StateDict, how: Mapping[str, Any]) -> State
     return otfuse_cli.merge(source, anchor, weights=(1, 0), **how)[0]
 
 
-def measure_four(
-    networks: Sequence[Sequence[StateDict]], proportions: list[float], test: Split
-) -> dict[str, Any]:
-    """Accuracies of four models, their ensemble and their fusions; a list entry per seed."""
-    found: dict[str, Any] = {
-        "proportions": proportions,
-        "parents": [[accuracy(n, test) for n in four] for four in networks],
-        "ensemble": [ensemble(four, test, proportions) for four in networks],
-    }
-    options: dict[str, dict[str, Any]] = {
-        "vanilla": {"align": "none"},
-        "paper": {"paper": True},
-        "default": {},
-        "default, passes 3": {"passes": 3},
-    }
-    for name, chosen in options.items():
-        found[name] = [
-            accuracy(otfuse_cli.merge(*four, weights=proportions, anchor="first", **chosen)[0], test)
-            for four in networks
-        ]
-    found["mean"] = {k: float(np.mean(v)) for k, v in found.items() if k != "proportions"}
+def measure_fours(networks: Sequence[Sequence[StateDict]], test: Split) -> list[dict[str, Any]]:
+    """Accuracies of four models, their ensemble and their fusions, for each choice of weights."""
+    found = [
+        {
+            "proportions": proportions,
+            "parents": [[accuracy(n, test) for n in four] for four in networks],
+            "ensemble": [ensemble(four, test, proportions) for four in networks],
+        }
+        for proportions in PROPORTIONS
+    ]
+    for name, (how, repair) in METHODS.items():
+        for a, *others in networks:
+            moved = others if how is None else [align(n, a, how) for n in others]
+            for entry in found:
+                options = {"align": "none", "repair": repair, "weights": entry["proportions"]}
+                fused, _ = otfuse_cli.merge(a, *moved, anchor="first", **options)
+                entry.setdefault(name, []).append(accuracy(fused, test))
     return found
 
 

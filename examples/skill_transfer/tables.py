@@ -15,7 +15,12 @@ STARTS = {
 }
 COLOURS = {"vanilla": "tab:gray", "paper": "tab:orange", "default": "tab:purple"}
 NAMES = {"vanilla": "plain average", "paper": "--paper", "default": "default"}
-COLUMNS = ("ensemble", "vanilla", "paper", "default", "default, passes 3")
+COLUMNS = {
+    "ensemble": "ensemble of logits",
+    "vanilla": "plain average",
+    "paper": "`--paper`",
+    "default": "default",
+}
 
 
 def best(entry: dict[str, Any], method: str) -> tuple[float, float]:
@@ -47,7 +52,7 @@ def pair_table(entries: Sequence[dict[str, Any]]) -> str:
 def four_table(entries: Sequence[dict[str, Any]]) -> str:
     """Means over seeds for each choice of proportions."""
     lines = [
-        f"| A, B, C, D | parents | {' | '.join(COLUMNS)} |",
+        f"| A, B, C, D | parents | {' | '.join(COLUMNS.values())} |",
         "|---" * (2 + len(COLUMNS)) + "|",
     ]
     for entry in entries:
@@ -67,9 +72,7 @@ def draw(results: dict[str, Any], folder: Path) -> None:
 
     settings = {(e["digit"], e["percent"]) for e in results["settings"]}
     for digit, percent in sorted(settings):
-        entries = [
-            e for e in results["settings"] if (e["digit"], e["percent"]) == (digit, percent)
-        ]
+        entries = [e for e in results["settings"] if (e["digit"], e["percent"]) == (digit, percent)]
         figure, panels = plt.subplots(
             1, len(entries), figsize=(4 * len(entries), 3.4), sharey=True, squeeze=False
         )

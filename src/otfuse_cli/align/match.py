@@ -12,6 +12,7 @@ from .models import Model
 from .portfolio import Portfolio
 from .recipe import Recipe
 from .residual_average import sweep_average
+from .shares import weigh
 from .sweep import Match, stream_spaces, sweep
 
 
@@ -51,17 +52,21 @@ def match(source: Model, anchor: Model, recipe: Recipe, runtime: Runtime) -> Mat
     if outcome.best is not portfolio.swept:
         chosen = outcome.best
         spaces, layers = measure(source, anchor, chosen.alignment, recipe, chosen.errors)
-    alignment = outcome.best.alignment
-    if recipe.scale == "balanced":
-        alignment = balance(source, anchor, alignment)
     return Match(
-        alignment,
+        scaled(source, anchor, outcome.best.alignment, recipe),
         spaces,
         layers,
         outcome.best.flop,
         outcome.candidates,
         (*warnings, *outcome.warnings),
     )
+
+
+def scaled(source: Model, anchor: Model, alignment: Alignment, recipe: Recipe) -> Alignment:
+    """What `--scale` adds to maps between different widths, once they are found."""
+    if recipe.scale == "balanced":
+        return balance(source, anchor, alignment)
+    return weigh(alignment) if recipe.scale == "auto" else alignment
 
 
 def _sweep_only(recipe: Recipe, *, average: bool) -> str | None:
