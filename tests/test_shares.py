@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import otfuse_cli
-from nets import Mlp, StateDict, randomise, state
+from nets import Mlp, StateDict, Vgg, randomise, state
 
 WIDE, NARROW = (11, 16, 14, 5), (11, 8, 7, 5)
 
@@ -53,3 +53,15 @@ def test_prune_fuse_counts_the_dense_network_in_full():
     auto, report = otfuse_cli.prune_fuse(dense, pruned, scale="auto")
     assert report.recipe["scale"] == "auto"
     assert not torch.equal(auto["fc1.weight"], plain["fc1.weight"])
+
+
+def test_a_running_mean_is_averaged_as_the_weight_that_feeds_it():
+    source, anchor = state(randomise(Vgg((6, 8, 12)), 1)), state(randomise(Vgg((3, 4, 6)), 2))
+    aligned, _ = otfuse_cli.merge(source, anchor, weights=(1, 0), matcher="sweep")
+    fused, _ = otfuse_cli.merge(source, anchor, matcher="sweep")
+    means = [n for n in fused if n.endswith("running_mean")]
+    for at, name in enumerate(means):
+        share = 0.5 if at == 0 else 0.25  # of images, of channels that changed too
+        wanted = (share * aligned[name] + anchor[name]) / (share + 1)
+        torch.testing.assert_close(fused[name], wanted)
+    assert len(means) > 1

@@ -52,7 +52,8 @@ def average(
     if len(sources) == 1 and sources[0].weight == 1.0:
         return _cast(name, _moved(name, sources[0], own, exact=True), dtype)
     base = anchor.read(name)
-    shares = _shares(name, anchor, sources)
+    feed = name if repair is None else repair.means.get(name, name)
+    shares = _shares(feed, anchor, sources)
     rest = 1.0 - sum(shares)
     norms = row_norms(repair, name)
     if norms is not None:
