@@ -94,7 +94,7 @@ def accuracy(weights: StateDict, test: Split) -> float:
     """Percent of `test` that a network gets right."""
     with torch.inference_mode():
         found = evaluate.mlpnet(weights, test.images).argmax(1)
-    return 100 * float((found == test.labels).double().mean())
+    return round(100 * float((found == test.labels).double().mean()), 2)
 
 
 def ensemble(networks: Sequence[StateDict], test: Split, weights: Sequence[float]) -> float:
@@ -103,7 +103,8 @@ def ensemble(networks: Sequence[StateDict], test: Split, weights: Sequence[float
         logits = sum(
             evaluate.mlpnet(n, test.images) * w for n, w in zip(networks, weights, strict=True)
         )
-    return 100 * float((logits.argmax(1) == test.labels).double().mean())  # type: ignore[union-attr]
+    hits = logits.argmax(1) == test.labels  # type: ignore[union-attr]
+    return round(100 * float(hits.double().mean()), 2)
 
 
 def students(

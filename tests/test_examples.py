@@ -12,11 +12,10 @@ import torch
 import otfuse_cli
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-FLOOR_FOUR = 90
 
 
 @pytest.fixture(scope="module")
-def mnist(request):
+def mnist():
     """examples/mnist.py."""
     return example("mnist")
 
@@ -97,7 +96,7 @@ def quick(mnist, hidden):
 
 @pytest.mark.slow
 def test_four_networks(mnist, data, tmp_path):
-    """The experiment of examples/four_mlps.py in small: 784-200-100-50, one epoch."""
+    """The experiment of examples/four_mlps.py in small. Measured: 33.31, 92.03, 94.86, 95.32."""
     wanted = [mnist.Student(at, at) for at in range(4)]
     nets = mnist.students(quick(mnist, (200, 100, 50)), wanted, data, tmp_path)
     test = mnist.load(data, "test")
@@ -108,9 +107,9 @@ def test_four_networks(mnist, data, tmp_path):
         name: mnist.accuracy(otfuse_cli.merge(*nets, **chosen)[0], test)
         for name, chosen in options.items()
     }
-    assert score["default"] > FLOOR_FOUR
+    assert score["default"] > 94
     assert score["default"] > score["paper"] > score["plain"]
-    assert score["passes"] > score["default"] - 0.5
+    assert score["passes"] > 94.5
 
 
 @pytest.mark.slow

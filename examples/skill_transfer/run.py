@@ -6,9 +6,10 @@ A knows a digit that B has never seen, and some percent of the rest; B has the o
 Writes results.json, a plot per setting and the tables of README.md into --out (default: this
 folder). The first run trains the networks; they are kept (--cache). Needs matplotlib.
 
-Matching does not depend on w_B. So each A is aligned once, `otfuse merge A B --weights 1,0`, and
-averaged many times, `otfuse merge ALIGNED B --align none --repair auto --weights ...`: the same
-bits as a merge from the start, where widths are equal. Of four models, B, C and D are aligned to A in the same way.
+Matching does not depend on w_B. So where widths are equal each A is aligned once, `otfuse merge A B
+--weights 1,0`, and averaged many times, `otfuse merge ALIGNED B --align none --repair auto
+--weights ...`: the same bits as a merge from the start. Of four models, B, C and D are aligned to A
+in the same way.
 """
 
 from __future__ import annotations
@@ -70,13 +71,18 @@ def main() -> None:
         found = fours(4, seeds, train, given.data, given.cache)
         results["four"] = measure_fours(found, test)
         print(four_table(results["four"]), flush=True)
-    given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "results.json").write_text(json.dumps(results) + "\n")
-    draw(results, given.out)
+    write(results, given.out)
+
+
+def write(results: dict[str, Any], folder: Path) -> None:
+    """Numbers, plots, and the tables at the end of README.md."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").write_text(json.dumps(results) + "\n")
+    draw(results, folder)
     tables = pair_table(results["settings"])
     if results["four"]:
         tables += "\n" + four_table(results["four"])
-    readme = given.out / "README.md"
+    readme = folder / "README.md"
     text = readme.read_text() if readme.exists() else ""
     before = text.partition(MARK)[0]
     readme.write_text(f"{before}{MARK}\n\n{tables}")
