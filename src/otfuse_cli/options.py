@@ -304,8 +304,9 @@ OPTIONS: Mapping[str, Any] = {
         _choice(
             "scale",
             panel=FUSION,
-            text="Different widths: keep the function, also bring both models' rows to one length, "
-            "or the paper's scaling by M/N.",
+            text="Different widths: keep the function, and count a source by how many of its units "
+            "stand for one (auto; not prune-fuse), or in full (preserve), or bring both models' "
+            "rows to one length (balanced); or the paper's scaling by M/N.",
         ),
     ],
     "repair": Annotated[

@@ -15,6 +15,7 @@ from .models import Model
 from .portfolio import Judge, Portfolio
 from .recipe import Recipe
 from .residual_average import sweep_average
+from .shares import weigh
 from .sweep import Match, stream_spaces, sweep
 
 
@@ -64,11 +65,8 @@ def match(
     if outcome.best is not portfolio.swept:
         chosen = outcome.best
         spaces, layers = measure(source, anchor, chosen.alignment, recipe, chosen.errors)
-    alignment = outcome.best.alignment
-    if recipe.scale == "balanced":
-        alignment = balance(source, anchor, alignment)
     return Match(
-        alignment,
+        scaled(source, anchor, outcome.best.alignment, recipe),
         spaces,
         layers,
         outcome.best.flop,
@@ -89,6 +87,13 @@ def _require_real(model: Model) -> None:
                 why=f"space {free[0]} may move, and costs are defined for real weights only",
                 fix="pin that space in a spec, or use --align none",
             )
+
+
+def scaled(source: Model, anchor: Model, alignment: Alignment, recipe: Recipe) -> Alignment:
+    """What `--scale` adds to maps between different widths, once they are found."""
+    if recipe.scale == "balanced":
+        return balance(source, anchor, alignment)
+    return weigh(alignment) if recipe.scale == "auto" else alignment
 
 
 def _sweep_only(recipe: Recipe, *, average: bool) -> str | None:

@@ -7,7 +7,7 @@ option that is None was not given; `FusionOptions.recipe` fills it from `--paper
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -190,6 +190,12 @@ class PruneFuseRequest(ImproveOptions, OutputOptions):
     dense: Source
     pruned: Source
     dense_weight: float = 0.5
+
+    def recipe(self) -> Recipe:
+        """As for `merge`, but the dense network counts in full: the pruned one is made of it."""
+        if self.scale is None and not self.paper:
+            return replace(self, scale="preserve").recipe()
+        return super().recipe()
 
 
 @dataclass(frozen=True, kw_only=True)
