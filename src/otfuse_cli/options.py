@@ -327,6 +327,15 @@ OPTIONS: Mapping[str, Any] = {
             default="refit when there are inputs",
         ),
     ],
+    "blend": Annotated[
+        str,
+        _choice(
+            "blend",
+            panel=FUSION,
+            text="With inputs: fit the average of matched units; or keep the best units of all "
+            "parents and fit those (joint); or what agrees more with the parents.",
+        ),
+    ],
     "ridge": Annotated[
         float,
         _option(

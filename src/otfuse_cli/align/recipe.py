@@ -18,6 +18,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "residual": ("shared", "average", "identity"),
     "scale": ("auto", "preserve", "balanced", "paper"),
     "repair": ("auto", "none"),
+    "blend": ("average", "joint", "auto"),
     "calibrate": ("none", "bn", "repair", "auto"),
     "vocab": ("refuse", "common", "anchor"),
     "dtype": ("keep", "float32", "float64", "float16", "bfloat16"),

@@ -115,6 +115,7 @@ class ImproveOptions(FusionOptions):
     refit: bool | None = None
     force: bool = False
     ridge: float = 0.1
+    blend: str = "average"
     calibrate: str | None = None
 
     def __post_init__(self) -> None:
@@ -123,12 +124,14 @@ class ImproveOptions(FusionOptions):
             others()
         if not (isfinite(self.ridge) and self.ridge >= 0):
             raise UsageError("a ridge is finite and not negative", where=f"--ridge {self.ridge}")
-        if self.calibrate is not None and self.calibrate not in CHOICES["calibrate"]:
-            raise UsageError(
-                f"unknown value {self.calibrate!r}",
-                where="--calibrate",
-                fix=f"use one of: {', '.join(CHOICES['calibrate'])}",
-            )
+        for name in ("calibrate", "blend"):
+            value = getattr(self, name)
+            if value is not None and value not in CHOICES[name]:
+                raise UsageError(
+                    f"unknown value {value!r}",
+                    where=f"--{name}",
+                    fix=f"use one of: {', '.join(CHOICES[name])}",
+                )
 
     @property
     def has_inputs(self) -> bool:
