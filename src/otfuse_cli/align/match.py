@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import UsageError
+from ..errors import IncompatibleModels, UsageError
 from ..runtime import Runtime
 from .alignment import Alignment
 from .balance import balance
@@ -21,8 +21,10 @@ def match(source: Model, anchor: Model, recipe: Recipe, runtime: Runtime) -> Mat
     Raises:
         SolveFailed: A transport problem was not solved.
         UsageError: A matcher that looks for one map per space, with options that have no such map.
+        IncompatibleModels: No alignment of different widths.
     """
     if recipe.align == "none":
+        _require_same_sizes(source, anchor)
         return Match(Alignment({}), (), ())
     average = recipe.residual == "average" and bool(stream_spaces(anchor.graph))
     first = (sweep_average if average else sweep)(source, anchor, recipe, runtime)
@@ -62,6 +64,20 @@ def match(source: Model, anchor: Model, recipe: Recipe, runtime: Runtime) -> Mat
         outcome.candidates,
         (*warnings, *outcome.warnings),
     )
+
+
+def _require_same_sizes(source: Model, anchor: Model) -> None:
+    """Units that stay in their places need the same places in both models."""
+    for space in anchor.graph.spaces.values():
+        size = source.graph.sizes.get(space.id, space.size)
+        if size != space.size:
+            raise IncompatibleModels(
+                "models of different widths have no plain average",
+                where=f"space {space.id}: {size} units in {source.checkpoint.label}, "
+                f"{space.size} in {anchor.checkpoint.label}",
+                why="with --align none every unit stays in its place",
+                fix="use --align wts",
+            )
 
 
 def _sweep_only(recipe: Recipe, *, average: bool) -> str | None:
