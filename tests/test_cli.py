@@ -29,6 +29,8 @@ REQUESTS = {
     "inspect": requests.InspectRequest,
     "prune-fuse": requests.PruneFuseRequest,
     "check": requests.CheckRequest,
+    "eval": requests.EvaluateRequest,
+    "curve": requests.CurveRequest,
     "demo": requests.DemoRequest,
 }
 FAILURES = {
@@ -443,7 +445,7 @@ def test_help_shows_panels_choices_and_defaults(cli, name):
     wanted = ("Arguments", "Fusion", "Matching", "Inputs", "Output", "Run", "Examples")
     assert panels == [panel for panel in wanted if panel in panels]
     assert "-h, --help" in text.partition("\nRun:\n")[2]
-    if name == "check":
+    if name in ("check", "eval"):
         assert {"Inputs", "Output", "Run"} <= set(panels)
         return
     assert {"Fusion", "Matching", "Output", "Run"} <= set(panels)

@@ -167,7 +167,9 @@ def _flag(*flags: str, panel: str, text: str, default: str | None = None) -> Any
 OPTIONS: Mapping[str, Any] = {
     "checkpoints": Annotated[
         list[Path],
-        _checkpoint("CKPT", "Checkpoints; the last one is the anchor, unless --anchor says so."),
+        _checkpoint(
+            "CKPT", "Checkpoints; of a fusion the last one is the anchor, unless --anchor says so."
+        ),
     ],
     "checkpoint": Annotated[Path, _checkpoint("CKPT", "A checkpoint of the network.")],
     "dense": Annotated[Path, _checkpoint("DENSE", "The unpruned checkpoint.")],

@@ -28,9 +28,11 @@ def match(
     Raises:
         SolveFailed: A transport problem was not solved.
         UsageError: A matcher that looks for one map per space, with options that have no such map.
-        IncompatibleModels: A complex tensor that would have to be moved.
+        IncompatibleModels: A complex tensor that would have to be moved, or no alignment of
+            different widths.
     """
     if recipe.align == "none":
+        _require_same_sizes(source, anchor)
         return Match(Alignment({}), (), ())
     _require_real(source)
     _require_real(anchor)
@@ -88,6 +90,20 @@ def _require_real(model: Model) -> None:
                 where=f"{model.checkpoint.label}, tensor {name}",
                 why=f"space {free[0]} may move, and costs are defined for real weights only",
                 fix="pin that space in a spec, or use --align none",
+            )
+
+
+def _require_same_sizes(source: Model, anchor: Model) -> None:
+    """Units that stay in their places need the same places in both models."""
+    for space in anchor.graph.spaces.values():
+        size = source.graph.sizes.get(space.id, space.size)
+        if size != space.size:
+            raise IncompatibleModels(
+                "models of different widths have no plain average",
+                where=f"space {space.id}: {size} units in {source.checkpoint.label}, "
+                f"{space.size} in {anchor.checkpoint.label}",
+                why="with --align none every unit stays in its place",
+                fix="use --align wts",
             )
 
 
