@@ -85,6 +85,9 @@ def build(request_type: Callable[..., Any], keywords: Mapping[str, Any]) -> Any:
     limit = values.get("max_cost")
     if limit is not None and not (isfinite(limit) and limit >= 0):
         raise UsageError("a cost is finite and not negative", where=f"--max-cost {limit}")
+    limit = values.get("max_moved")
+    if limit is not None and not 0 <= limit <= 1:
+        raise UsageError("a fraction lies between 0 and 1", where=f"--max-moved {limit}")
     request = request_type(**values)
     if hasattr(request, "recipe"):
         request.recipe()  # refuses a bad choice before anything heavy is imported
@@ -166,6 +169,15 @@ OPTIONS: Mapping[str, Any] = {
             panel=FUSION,
             metavar="X",
             text="Exit with 7 if a space costs more than X.",
+        ),
+    ],
+    "max_moved": Annotated[
+        float | None,
+        _option(
+            "--max-moved",
+            panel=FUSION,
+            metavar="F",
+            text="Exit with 7 if more than this fraction of a space's units moves, 0 to 1.",
         ),
     ],
     "align": Annotated[
@@ -361,8 +373,17 @@ OPTIONS: Mapping[str, Any] = {
             "--report",
             panel=OUTPUT,
             metavar="PATH",
-            text="Where the report goes.",
-            default="OUT with suffix .report.json",
+            text="Where the report goes; - for standard output, in place of text.",
+            default="OUT with suffix .report.json; inspect: nowhere",
+        ),
+    ],
+    "plot": Annotated[
+        Path | None,
+        _option(
+            "--plot",
+            panel=OUTPUT,
+            metavar="FILE.png|svg|html",
+            text="Draw the costs of all layers and the transport maps; html needs no matplotlib.",
         ),
     ],
     "write_spec": Annotated[

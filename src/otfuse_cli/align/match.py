@@ -15,8 +15,12 @@ from .residual_average import sweep_average
 from .sweep import Match, stream_spaces, sweep
 
 
-def match(source: Model, anchor: Model, recipe: Recipe, runtime: Runtime) -> Match:
+def match(
+    source: Model, anchor: Model, recipe: Recipe, runtime: Runtime, *, random: bool = False
+) -> Match:
     """Align `source` to `anchor`; with `align none` every unit stays in its place.
+
+    With `random`, the records say what random maps would cost, too: one more cost matrix each.
 
     Raises:
         SolveFailed: A transport problem was not solved.
@@ -25,7 +29,7 @@ def match(source: Model, anchor: Model, recipe: Recipe, runtime: Runtime) -> Mat
     if recipe.align == "none":
         return Match(Alignment({}), (), ())
     average = recipe.residual == "average" and bool(stream_spaces(anchor.graph))
-    first = (sweep_average if average else sweep)(source, anchor, recipe, runtime)
+    first = (sweep_average if average else sweep)(source, anchor, recipe, runtime, random=random)
     errors = {s.id: s.marginal_error for s in first.spaces}
     swept = Found(first.alignment, 0.0, first.flop, errors=errors)
     portfolio = Portfolio(source, anchor, recipe, runtime, swept)
@@ -50,7 +54,9 @@ def match(source: Model, anchor: Model, recipe: Recipe, runtime: Runtime) -> Mat
     spaces, layers = first.spaces, first.layers
     if outcome.best is not portfolio.swept:
         chosen = outcome.best
-        spaces, layers = measure(source, anchor, chosen.alignment, recipe, chosen.errors)
+        spaces, layers = measure(
+            source, anchor, chosen.alignment, recipe, chosen.errors, random=random
+        )
     alignment = outcome.best.alignment
     if recipe.scale == "balanced":
         alignment = balance(source, anchor, alignment)

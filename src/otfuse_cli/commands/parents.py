@@ -56,6 +56,25 @@ def _is_path(source: Source) -> bool:
     return not hasattr(source, "keys")
 
 
+def find_architecture(
+    checkpoints: Sequence[Checkpoint], anchor_index: int, arch: str, *, free_outputs: bool = False
+) -> Architecture:
+    """The anchor's layer graph.
+
+    Raises:
+        IncompatibleModels: Nothing tells it.
+    """
+    anchor = checkpoints[anchor_index]
+    return architecture(
+        arch,
+        shapes_of(anchor),
+        aliases=anchor.aliases,
+        config=read_config(anchor.path),
+        label=anchor.label,
+        free_outputs=free_outputs,
+    )
+
+
 def assemble(
     checkpoints: Sequence[Checkpoint],
     anchor_index: int,
@@ -69,21 +88,24 @@ def assemble(
     Raises:
         IncompatibleModels: No graph, or models that differ in more than widths.
     """
+    known = find_architecture(checkpoints, anchor_index, arch, free_outputs=free_outputs)
+    return fit(known, checkpoints, anchor_index, device)
+
+
+def fit(
+    known: Architecture, checkpoints: Sequence[Checkpoint], anchor_index: int, device: str
+) -> Parents:
+    """The anchor's graph, fitted to the others' widths.
+
+    Raises:
+        IncompatibleModels: Models that differ in more than widths.
+    """
     anchor = checkpoints[anchor_index]
-    known = architecture(
-        arch,
-        shapes_of(anchor),
-        aliases=anchor.aliases,
-        config=read_config(anchor.path),
-        label=anchor.label,
-        free_outputs=free_outputs,
-    )
-    graph = known.graph
     models = []
     for index, checkpoint in enumerate(checkpoints):
-        own = graph
+        own = known.graph
         if index != anchor_index:
-            own = resize(graph, shapes_of(checkpoint), label=checkpoint.label, anchor=anchor.label)
+            own = resize(own, shapes_of(checkpoint), label=checkpoint.label, anchor=anchor.label)
         models.append(Model(index, checkpoint, own, device))
     return Parents(tuple(models), anchor_index, known)
 

@@ -24,8 +24,12 @@ else:
 
 Source = str | Path | StateDict
 
+# In place of a file name: standard output for a report, standard input for one to look at.
+STANDARD = Path("-")
+
 __all__ = [
     "CHOICES",
+    "STANDARD",
     "CheckRequest",
     "DemoRequest",
     "FusionOptions",
@@ -95,7 +99,7 @@ class FusionOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
-    """Where results go. `report` None: beside the output."""
+    """Where results go. `report` None: beside the output; `-`: standard output, no file."""
 
     output: Path | None = None
     report: Path | None = None
@@ -140,7 +144,16 @@ class InspectRequest(FusionOptions):
     graph: bool = False
     write_spec: Path | None = None
     max_cost: float | None = None
+    max_moved: float | None = None
+    plot: Path | None = None
+    report: Path | None = None
     overwrite: bool = False
+
+    @property
+    def costs(self) -> bool:
+        """Whether anything that was asked for needs OT costs."""
+        wanted = (self.max_cost, self.max_moved, self.plot)
+        return self.ot_costs or any(option is not None for option in wanted)
 
 
 @dataclass(frozen=True, kw_only=True)
