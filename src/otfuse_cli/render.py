@@ -211,7 +211,8 @@ def _print_report(report: Report, view: View) -> None:
     if report.graph is not None and (view.graph or view.verbose):
         for title, table in tables.graph(report):
             sheet.table(title, table)
-    if len(report.candidates) > 1 or (report.candidates and view.verbose):
+    compared = len(report.candidates) > len({c.source for c in report.candidates})
+    if compared or (report.candidates and view.verbose):
         sheet.table("Candidates", tables.candidates(report))
     if report.evaluation:
         _print_evaluation(sheet, report.evaluation, look)
