@@ -13,11 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import otfuse_cli
+from conftest import make_report
 from otfuse_cli.align.estimate import estimate
 from otfuse_cli.align.recipe import Recipe
 from otfuse_cli.errors import IncompatibleModels
 from otfuse_cli.graph.sizes import solve_widths
-from otfuse_cli.report import report_from_dict
+from otfuse_cli.report import Pair, report_from_dict
 from test_report_schema import REPORT
 
 
@@ -337,6 +338,19 @@ def test_plot_of_a_stored_report(cli, demo_pair, tmp_path):
     run = cli("inspect", "-", "--plot", tmp_path / "p.html", stdin=merged.out)
     assert run.code == 0
     assert len(drawn(tmp_path / "p.html")["lines"][0]["series"]) == 2
+
+
+@pytest.mark.parametrize("junk", ["NaN", "1e999", "-Infinity"])
+def test_a_report_from_outside_must_be_finite(cli, tmp_path, junk):
+    text = re.sub(r'"ot_cost": [\d.]+', f'"ot_cost": {junk}', make_report().to_json())
+    run = cli("inspect", "-", "--plot", tmp_path / "p.html", stdin=text)
+    assert run.code == 3
+    assert not (tmp_path / "p.html").exists()
+
+
+def test_a_report_from_outside_may_name_any_checkpoint(cli, tmp_path):
+    text = make_report(pairs=(Pair(10**9, 1, 0.75, None, 1.5, 0.9, ()),)).to_json()
+    assert cli("inspect", "-", "--plot", tmp_path / "p.html", stdin=text).code == 0
 
 
 @pytest.mark.parametrize(

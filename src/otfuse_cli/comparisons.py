@@ -44,7 +44,7 @@ def differences(report: Report, look: Look) -> Table:
 
 def pairs(report: Report) -> Table:
     """Total OT costs, sources down, anchors across."""
-    count = len(report.inputs) or 1 + max(max(p.source, p.anchor) for p in report.pairs)
+    count = len(report.inputs)
     costs = {(p.source, p.anchor): p.ot_cost for p in report.pairs}
     table = new_table("#", *map(str, range(count)))
     for source in range(count):

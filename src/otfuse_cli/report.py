@@ -252,7 +252,9 @@ def _space(data: Mapping[str, Any]) -> SpaceRecord:
 
 
 def _difference(data: Mapping[str, Any]) -> Difference:
-    shapes = {k: data[k] and tuple(data[k]) for k in ("shape", "anchor_shape")}
+    shapes = {
+        key: None if data[key] is None else tuple(data[key]) for key in ("shape", "anchor_shape")
+    }
     return Difference(**{**data, **shapes})
 
 

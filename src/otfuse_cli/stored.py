@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from math import isfinite
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -194,6 +195,8 @@ def _check_types(report: Report) -> None:
 
 def _is(value: Any, kind: str) -> bool:
     """Whether `value` is what the annotation `kind` says; records were built before."""
+    if isinstance(value, float) and not isfinite(value):
+        return False
     if kind in _SCALARS:
         return isinstance(value, _SCALARS[kind]) and (kind == "bool" or not isinstance(value, bool))
     if kind.startswith("Mapping["):

@@ -50,7 +50,7 @@ def picture(report: Report, maps: Sequence[HeatMap] = ()) -> Picture:
                 "",
                 f"{noun}, in execution order",
                 _unit(report),
-                _series(report, records, names),
+                tuple(_lines(records, names)),
                 names,
                 True,
             ),
@@ -65,7 +65,7 @@ def _title(report: Report) -> str:
     if not isinstance(anchor, int) or not 0 <= anchor < len(names):
         return "OT costs"
     others = ", ".join(name for at, name in enumerate(names) if at != anchor)
-    return f"OT costs of {others} to {names[anchor]}"
+    return f"OT costs of {others} to {names[anchor]}" if others else f"OT costs, {names[anchor]}"
 
 
 def _unit(report: Report) -> str:
@@ -80,26 +80,23 @@ def _name(record: Record) -> str:
     return record.name if record.diagonal_mass is None else f"{record.name} (output)"
 
 
-def _series(report: Report, records: Sequence[Record], names: Sequence[str]) -> tuple[Series, ...]:
-    return tuple(_lines(report, records, names))
-
-
-def _lines(report: Report, records: Sequence[Record], names: Sequence[str]) -> Iterator[Series]:
+def _lines(records: Sequence[Record], names: Sequence[str]) -> Iterator[Series]:
     sources = list(dict.fromkeys(record.source for record in records))
     for source in sources:
         own = {_name(record): record for record in records if record.source == source}
         for field, label, style in _COSTS:
             values = tuple(getattr(own.get(name), field, None) for name in names)
             if any(value is not None for value in values):
-                more = f", checkpoint {source}" if len(sources) > 1 else ""
-                yield Series(label + more, tuple(range(len(names))), values, style)
+                several = len(sources) > 1
+                more, colour = (f", checkpoint {source}", source) if several else ("", None)
+                yield Series(label + more, tuple(range(len(names))), values, style, colour)
 
 
 def _matrix(report: Report) -> tuple[HeatMap, ...]:
     """Total costs of all pairs."""
     if not report.pairs:
         return ()
-    count = 1 + max(max(p.source, p.anchor) for p in report.pairs)
+    count = len(report.inputs)
     costs = {(p.source, p.anchor): p.ot_cost for p in report.pairs}
     numbers = tuple(map(str, range(count)))
     return (

@@ -12,7 +12,7 @@ DASHES = {"solid": "-", "dashed": "--", "dotted": ":"}
 _MARKERS = "osD^vPX"
 # Inches; a label of a category needs its share of the width, up to a page of this size.
 _WIDTH, _WIDEST, _PER_CATEGORY = 9.0, 22.0, 0.24
-_LINE_HEIGHT, _MAP = 4.2, 1.8
+_LINE_HEIGHT, _MAP, _MAP_LETTERS = 4.2, 1.8, 26
 
 
 def drawing(picture: Picture, kind: str) -> bytes:
@@ -40,9 +40,10 @@ def _figure(picture: Picture) -> Any:
     names = max((len(n) for c in picture.lines for n in c.categories or ()), default=0)
     heights = [_LINE_HEIGHT + 0.065 * names] * len(picture.lines)
     map_rows = -(-len(picture.maps) // per_row)
-    heights += [_MAP + 0.5] * map_rows
+    titles = max((len(chart.title) for chart in picture.maps), default=0)
+    heights += [_MAP + 0.5 + 0.13 * (titles // _MAP_LETTERS)] * map_rows
     figure = Figure(figsize=(width, sum(heights) + 0.9), layout="constrained")
-    figure.suptitle(picture.title)
+    figure.suptitle(fill(picture.title, int(10 * width)))
     bands = figure.subfigures(max(1, len(heights)), 1, height_ratios=heights or None, squeeze=False)
     for band, chart in zip(bands[:, 0], picture.lines, strict=False):
         note = picture.note if chart is picture.lines[0] else ""
@@ -65,7 +66,7 @@ def _draw_lines(axes: Any, chart: LineChart, note: str, *, most: int) -> None:
         (handle,) = axes.plot(
             line.x,
             y,
-            color=COLOURS[at % len(COLOURS)],
+            color=COLOURS[(at if line.colour is None else line.colour) % len(COLOURS)],
             linestyle=DASHES[line.style],
             marker=_MARKERS[at % len(_MARKERS)],
             markersize=4,
@@ -98,7 +99,7 @@ def _draw_map(axes: Any, chart: HeatMap) -> None:
         interpolation="nearest",
         extent=(-0.5, columns - 0.5, rows - 0.5, -0.5),
     )
-    axes.set_title(chart.title, fontsize=9)
+    axes.set_title(fill(chart.title, _MAP_LETTERS), fontsize=8)
     axes.set_xlabel(chart.xlabel, fontsize=8)
     axes.set_ylabel(chart.ylabel, fontsize=8)
     axes.tick_params(labelsize=7)

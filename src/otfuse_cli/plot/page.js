@@ -80,7 +80,7 @@ function lineChart(chart) {
 }
 
 function drawSeries(svg, legend, chart, line, at, px, py) {
-  const colour = data.colours[at % data.colours.length];
+  const colour = data.colours[(line.colour ?? at) % data.colours.length];
   const group = add(svg, "g", { class: "series", "data-name": line.name });
   let path = "";
   line.x.forEach((x, n) => {
