@@ -41,7 +41,7 @@ def _figure(picture: Picture) -> Any:
     heights = [_LINE_HEIGHT + 0.065 * names] * len(picture.lines)
     map_rows = -(-len(picture.maps) // per_row)
     titles = max((len(chart.title) for chart in picture.maps), default=0)
-    heights += [_MAP + 0.5 + 0.13 * (titles // _MAP_LETTERS)] * map_rows
+    heights += [_MAP + 0.9 + 0.13 * (titles // _MAP_LETTERS)] * map_rows
     figure = Figure(figsize=(width, sum(heights) + 0.9), layout="constrained")
     figure.suptitle(fill(picture.title, int(10 * width)))
     bands = figure.subfigures(max(1, len(heights)), 1, height_ratios=heights or None, squeeze=False)
