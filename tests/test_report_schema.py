@@ -46,6 +46,9 @@ def test_full_and_empty_reports():
         (report.LayerRecord, "layer"),
         (report.GraphRecord, "graph"),
         (report.Candidate, "candidate"),
+        (report.Difference, "difference"),
+        (report.Pair, "pair"),
+        (report.Estimate, "estimate"),
         (report.Checks, "checks"),
     ],
 )
@@ -135,3 +138,14 @@ def test_docs_name_every_key():
     assert [
         name for name in sorted(names) if f"`{name}`" not in text and f"`{name}[]`" not in text
     ] == []
+
+
+def test_reports_of_the_first_release_can_be_read():
+    data = make_report(differences=(), pairs=(), estimate=None).to_dict()
+    for name in ("differences", "pairs", "estimate"):
+        del data[name]
+    for record in (*data["spaces"], *data["layers"]):
+        record.pop("random_cost")
+    for layer in data["layers"]:
+        layer.pop("moved_fraction")
+    assert report.report_from_dict(data) == make_report(differences=(), pairs=(), estimate=None)

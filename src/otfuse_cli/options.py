@@ -96,6 +96,9 @@ def build(request_type: Callable[..., Any], keywords: Mapping[str, Any]) -> Any:
     limit = values.get("max_cost")
     if limit is not None and not (isfinite(limit) and limit >= 0):
         raise UsageError("a cost is finite and not negative", where=f"--max-cost {limit}")
+    limit = values.get("max_moved")
+    if limit is not None and not 0 <= limit <= 1:
+        raise UsageError("a fraction lies between 0 and 1", where=f"--max-moved {limit}")
     request = request_type(**values)
     if hasattr(request, "recipe"):
         request.recipe()  # refuses a bad choice before anything heavy is imported
@@ -215,6 +218,15 @@ OPTIONS: Mapping[str, Any] = {
             metavar="N",
             text="Points of the curve, both ends included.",
             default=11,
+        ),
+    ],
+    "max_moved": Annotated[
+        float | None,
+        _option(
+            "--max-moved",
+            panel=FUSION,
+            metavar="F",
+            text="Exit with 7 if more than this fraction of a space's units moves, 0 to 1.",
         ),
     ],
     "align": Annotated[
@@ -554,8 +566,8 @@ OPTIONS: Mapping[str, Any] = {
             "--report",
             panel=OUTPUT,
             metavar="PATH",
-            text="Where the report goes.",
-            default="OUT with suffix .report.json",
+            text="Where the report goes; - for standard output, in place of text.",
+            default="OUT with suffix .report.json; inspect: nowhere",
         ),
     ],
     "plot": Annotated[
@@ -564,7 +576,7 @@ OPTIONS: Mapping[str, Any] = {
             "--plot",
             panel=OUTPUT,
             metavar="FILE.png|svg|html",
-            text="Draw what was measured; html needs no matplotlib.",
+            text="Draw what was found, costs with transport maps or curves; html needs no more.",
         ),
     ],
     "write_spec": Annotated[

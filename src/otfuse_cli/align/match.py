@@ -19,11 +19,18 @@ from .sweep import Match, stream_spaces, sweep
 
 
 def match(
-    source: Model, anchor: Model, recipe: Recipe, runtime: Runtime, judge: Judge | None = None
+    source: Model,
+    anchor: Model,
+    recipe: Recipe,
+    runtime: Runtime,
+    judge: Judge | None = None,
+    *,
+    random: bool = False,
 ) -> Match:
     """Align `source` to `anchor`; with `align none` every unit stays in its place.
 
-    A `judge` scores the candidates of `--matcher auto`; without one the objective decides.
+    A `judge` scores the candidates of `--matcher auto`; without one the objective decides. With
+    `random`, the records say what random maps would cost, too: one more cost matrix each.
 
     Raises:
         SolveFailed: A transport problem was not solved.
@@ -37,7 +44,7 @@ def match(
     _require_real(source)
     _require_real(anchor)
     average = recipe.residual == "average" and bool(stream_spaces(anchor.graph))
-    first = (sweep_average if average else sweep)(source, anchor, recipe, runtime)
+    first = (sweep_average if average else sweep)(source, anchor, recipe, runtime, random=random)
     errors = {s.id: s.marginal_error for s in first.spaces}
     swept = Found(first.alignment, 0.0, first.flop, errors=errors)
     portfolio = Portfolio(source, anchor, recipe, runtime, swept, judge)
@@ -65,7 +72,9 @@ def match(
     spaces, layers = first.spaces, first.layers
     if outcome.best is not portfolio.swept:
         chosen = outcome.best
-        spaces, layers = measure(source, anchor, chosen.alignment, recipe, chosen.errors)
+        spaces, layers = measure(
+            source, anchor, chosen.alignment, recipe, chosen.errors, random=random
+        )
     alignment = outcome.best.alignment
     if recipe.scale == "balanced":
         alignment = balance(source, anchor, alignment)

@@ -42,7 +42,7 @@ from .parents import (
     graph_record,
     open_checkpoints,
 )
-from .requests import ImproveOptions, MergeRequest, OutputOptions, Source
+from .requests import STANDARD, ImproveOptions, MergeRequest, OutputOptions, Source
 from .weights import Rules, weight_rules
 
 Put = Callable[[str, torch.Tensor], None]
@@ -109,9 +109,9 @@ def plan_merge(request: MergeRequest) -> Plan:
 
 
 def report_path(output: Path | None, report: Path | None) -> Path | None:
-    """Where the report goes: as asked, or beside the output."""
+    """The report's file: as asked, or beside the output; none where it goes to a stream."""
     if report is not None:
-        return Path(report)
+        return None if Path(report) == STANDARD else Path(report)
     return None if output is None else report_beside(output)
 
 

@@ -26,8 +26,12 @@ Source = str | Path | StateDict
 # A file, `file.py:loader`, or in memory: inputs, (inputs, labels), or a mapping of names to arrays.
 SampleSource = Any
 
+# In place of a file name: standard output for a report, standard input for one to look at.
+STANDARD = Path("-")
+
 __all__ = [
     "CHOICES",
+    "STANDARD",
     "CheckRequest",
     "CurveRequest",
     "DemoRequest",
@@ -203,7 +207,16 @@ class InspectRequest(FusionOptions):
     graph: bool = False
     write_spec: Path | None = None
     max_cost: float | None = None
+    max_moved: float | None = None
+    plot: Path | None = None
+    report: Path | None = None
     overwrite: bool = False
+
+    @property
+    def costs(self) -> bool:
+        """Whether anything that was asked for needs OT costs."""
+        wanted = (self.max_cost, self.max_moved, self.plot)
+        return self.ot_costs or any(option is not None for option in wanted)
 
 
 @dataclass(frozen=True, kw_only=True)
