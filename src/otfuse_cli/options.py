@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +18,8 @@ import typer
 from .commands.requests import CHOICES, Recipe
 from .errors import UsageError
 
-FUSION, MATCHING, INPUTS, OUTPUT, RUN = PANELS = ("Fusion", "Matching", "Inputs", "Output", "Run")
+PANELS = ("Pruning", "Fusion", "Matching", "Inputs", "Output", "Run")
+PRUNING, FUSION, MATCHING, INPUTS, OUTPUT, RUN = PANELS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +83,11 @@ def build(request_type: Callable[..., Any], keywords: Mapping[str, Any]) -> Any:
         values["checkpoints"] = tuple(values["checkpoints"] or ())
     if values.get("weights") is not None:
         values["weights"] = parse_weights(values["weights"])
+    for name in ("only", "layer"):
+        if name in values:
+            values[name] = tuple(values[name] or ())
+    if "layer" in values:
+        values["layer"] = parse_shares(values["layer"]) or None
     limit = values.get("max_cost")
     if limit is not None and not (isfinite(limit) and limit >= 0):
         raise UsageError("a cost is finite and not negative", where=f"--max-cost {limit}")
@@ -105,6 +111,32 @@ def parse_weights(text: str) -> tuple[float, ...]:
             where=f"--weights {text}",
             fix="one per checkpoint, for example --weights 0.7,0.3",
         ) from error
+
+
+def parse_shares(texts: Sequence[str]) -> dict[str, float]:
+    """`fc1=0.9`, repeated, as numbers by name.
+
+    Raises:
+        UsageError: A part is missing, isn't a number, or a name comes twice.
+    """
+    shares: dict[str, float] = {}
+    for text in texts:
+        name, _, number = text.rpartition("=")
+        try:
+            share = float(number)
+        except ValueError:
+            share = nan
+        if not name or not isfinite(share):
+            raise UsageError(
+                "a layer and its share belong together",
+                where=f"--layer {text}",
+                fix="for example --layer fc1=0.9",
+            )
+        if shares.setdefault(name, share) != share:
+            raise UsageError(
+                "two amounts for the same layer", where=f"--layer {text}", fix="give one of them"
+            )
+    return shares
 
 
 def _option(*flags: str, panel: str, text: str, default: object = None, **more: Any) -> Any:
@@ -193,7 +225,53 @@ OPTIONS: Mapping[str, Any] = {
             panel=FUSION,
             metavar="W",
             text="Weight of DENSE; PRUNED has the rest.",
-            default=0.5,
+            default=0.6,
+        ),
+    ],
+    "keep_shape": Annotated[
+        bool,
+        _flag(
+            "--keep-shape",
+            panel=FUSION,
+            text="Where PRUNED is masked (weight_mask, rows of zeros): write its shape, pruned "
+            "units zero, instead of a smaller network.",
+        ),
+    ],
+    "amount": Annotated[
+        float | None,
+        _option(
+            "--amount",
+            panel=PRUNING,
+            metavar="SHARE",
+            text="Share of units to remove from every layer, more than 0 and less than 1.",
+        ),
+    ],
+    "criterion": Annotated[
+        str,
+        _choice(
+            "criterion",
+            panel=PRUNING,
+            text="Units to keep: of large incoming weights (l1, l2), random ones, or those that "
+            "the others can be merged into at least cost (ot, which merges them).",
+        ),
+    ],
+    "only": Annotated[
+        list[str] | None,
+        _option(
+            "--only",
+            panel=PRUNING,
+            metavar="GLOB",
+            text="Apply --amount to these spaces, modules or tensors only; may be repeated.",
+        ),
+    ],
+    "layer": Annotated[
+        list[str] | None,
+        _option(
+            "--layer",
+            panel=PRUNING,
+            metavar="NAME=SHARE",
+            text="A share of its own for the units of a module, tensor or space, 0 to keep them "
+            "all; may be repeated.",
         ),
     ],
     "anchor": Annotated[
@@ -352,7 +430,7 @@ OPTIONS: Mapping[str, Any] = {
             "-o",
             panel=OUTPUT,
             metavar="OUT",
-            text="Where the fused checkpoint goes; the suffix decides the format.",
+            text="Where the new checkpoint goes; the suffix decides the format.",
         ),
     ],
     "report": Annotated[

@@ -206,6 +206,8 @@ def _print_report(report: Report, view: View) -> None:
             sheet.table(title, table)
     if len(report.candidates) > 1 or (report.candidates and view.verbose):
         sheet.table("Candidates", tables.candidates(report))
+    if report.pruning is not None:
+        _print_pruning(sheet, report, view)
     if report.evaluation:
         _print_evaluation(sheet, report.evaluation, look)
     if view.verbose:
@@ -248,6 +250,19 @@ def _print_head(sheet: _Sheet, report: Report, view: View) -> None:
         error = report.checks.max_error
         rows.append(("function", verdict + ("" if error is None else f" (error {error:.2g})")))
     sheet.pairs(rows)
+
+
+def _print_pruning(sheet: _Sheet, report: Report, view: View) -> None:
+    """What was pruned; layer by layer where that is news, and what else has to change."""
+    assert report.pruning is not None
+    sheet.table("Pruned", tables.pruned_spaces(report))
+    if report.command == "prune" or view.verbose:
+        sheet.table("Sparsity", tables.pruned_layers(report))
+    if report.pruning.advice:
+        sheet.line()
+        sheet.line("To do", style="bold")
+        for text in report.pruning.advice:
+            sheet.line(tables.clean(text))
 
 
 def _print_evaluation(sheet: _Sheet, evaluation: Mapping[str, Any], look: Look) -> None:

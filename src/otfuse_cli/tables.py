@@ -185,6 +185,30 @@ def candidates(report: Report) -> Table:
     return table
 
 
+def pruned_spaces(report: Report) -> Table:
+    """Units of every pruned space before and after, and how many of them were found again."""
+    assert report.pruning is not None
+    found = any(space.survivors is not None for space in report.pruning.spaces)
+    table = _table("space", "units", "kept", *(["survivors"] if found else []))
+    for space in report.pruning.spaces:
+        cells = [clean(space.id), str(space.units), str(space.kept)]
+        table.add_row(*cells, *([plain(space.survivors)] if found else []))
+    return table
+
+
+def pruned_layers(report: Report) -> Table:
+    """Parameters of every layer before and after; the last row is the whole network."""
+    assert report.pruning is not None
+    table = _table("layer", "parameters", "kept", "sparsity")
+    for layer in report.pruning.layers:
+        share = f"{100 * layer.sparsity:.1f} %"
+        table.add_row(clean(layer.name), f"{layer.parameters:,}", f"{layer.kept:,}", share)
+    whole = report.pruning
+    share = f"{100 * whole.sparsity:.1f} %"
+    table.add_row("total", f"{whole.parameters:,}", f"{whole.kept:,}", share, style="bold")
+    return table
+
+
 def scores(title: str, values: Mapping[str, Any], look: Look) -> Table:
     """What was measured: names, numbers and bars."""
     table = _table("", clean(title))

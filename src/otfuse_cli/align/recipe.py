@@ -18,6 +18,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "residual": ("shared", "average", "identity"),
     "scale": ("preserve", "balanced", "paper"),
     "repair": ("auto", "none"),
+    "criterion": ("l1", "l2", "random", "ot"),
     "dtype": ("keep", "float32", "float64", "float16", "bfloat16"),
 }
 

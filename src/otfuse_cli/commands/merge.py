@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +16,15 @@ from ..align.passes import realign
 from ..align.recipe import Recipe
 from ..align.sweep import Match
 from ..checkpoint.draft import write_text
-from ..checkpoint.names import TensorInfo
-from ..checkpoint.open import Checkpoint, open_checkpoint
-from ..checkpoint.write import check_output, open_writer, suffix_of
-from ..errors import OutputRefused, UsageError
+from ..checkpoint.open import Checkpoint
+from ..errors import UsageError
 from ..fuse.average import Aligned, average
 from ..fuse.repair import Repair, plan_repair
-from ..report import FileRecord, Report
+from ..report import Report
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
 from ..stored import report_beside
 from .function import check_function
+from .outputs import Put, output_record, refuse_outputs, sink, target_info
 from .parents import (
     MEDOID,
     Parents,
@@ -39,7 +36,29 @@ from .parents import (
 )
 from .requests import FusionOptions, MergeRequest, OutputOptions, Source, normalised
 
-Put = Callable[[str, torch.Tensor], None]
+Assemble = Callable[[Sequence[Checkpoint], int, FusionOptions, str], Parents]
+Matcher = Callable[[Model, Model, Recipe, Runtime], Match]
+
+
+def _assemble(
+    checkpoints: Sequence[Checkpoint], anchor: int, options: FusionOptions, device: str
+) -> Parents:
+    return assemble(checkpoints, anchor, options.arch, device, free_outputs=options.free_outputs)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What a verb does its own way.
+
+    Attributes:
+        assemble: Opened checkpoints, anchor's index, options, device -> models with graphs.
+        match: One source against the anchor.
+        describe: What the verb adds to the report before it is written.
+    """
+
+    assemble: Assemble = _assemble
+    match: Matcher = match
+    describe: Callable[[Parents, Report], Report] = lambda parents, report: report
 
 
 @dataclass(frozen=True)
@@ -54,6 +73,7 @@ class Plan:
     report: Path | None
     options: FusionOptions
     target: OutputOptions
+    steps: Steps = field(default_factory=Steps)
 
 
 def merge(request: MergeRequest, *, progress: Progress = silent) -> Report:
@@ -114,7 +134,7 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
     recipe = plan.options.recipe()
     watch = Stopwatch()
     runtime = Runtime(resolve_device(plan.options.device), recipe.seed, progress)
-    _refuse_outputs(plan)
+    refuse_outputs(plan.checkpoints, plan.output, plan.report, overwrite=plan.target.overwrite)
     with open_checkpoints(plan.checkpoints, plan.options.key) as checkpoints:
         if plan.anchor_index == MEDOID:
             with watch("match"):
@@ -122,12 +142,8 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
                 chosen = find_medoid(any_anchor, recipe, runtime)
             plan = replace(plan, anchor_index=chosen)
         with watch("graph"):
-            parents = assemble(
-                checkpoints,
-                plan.anchor_index,
-                plan.options.arch,
-                runtime.device,
-                free_outputs=plan.options.free_outputs,
+            parents = plan.steps.assemble(
+                checkpoints, plan.anchor_index, plan.options, runtime.device
             )
         weights = plan.weights
         sources = [m for m in parents.sources if weights[m.index] > 0]
@@ -137,7 +153,9 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
             _require_finite_inputs([parents.models[at] for at in sorted(used)], runtime)
         matches: list[Match] = []
         with watch("match"):
-            matches = [match(source, parents.anchor, recipe, runtime) for source in sources]
+            matches = [
+                plan.steps.match(source, parents.anchor, recipe, runtime) for source in sources
+            ]
             matches = realign(sources, matches, parents.anchor, weights, recipe, runtime)
         aligned = [
             Aligned(source, found.alignment, weights[source.index])
@@ -156,7 +174,7 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
             command=plan.command,
             version=__version__,
             inputs=inputs,
-            output=_output_record(plan),
+            output=output_record(plan.output),
             recipe=_recipe(plan, recipe, runtime),
             graph=graph_record(parents.anchor.graph),
             spaces=tuple(s for m in matches for s in m.spaces),
@@ -169,37 +187,11 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
             ),
             checks=checks,
         )
+        report = plan.steps.describe(parents, report)
     report = replace(report, timings=dict(watch.seconds), peak_rss_bytes=peak_rss_bytes())
     if plan.report is not None:
         write_text(plan.report, report.to_json(), overwrite=plan.target.overwrite)
     return report
-
-
-def _refuse_outputs(plan: Plan) -> None:
-    """Say no before any work: an output that exists, or that is one of the inputs."""
-    if plan.output is not None:
-        suffix_of(plan.output)
-    for path in (plan.output, plan.report):
-        if path is None:
-            continue
-        for source in plan.checkpoints:
-            if isinstance(source, str | Path) and _same_file(Path(source), path):
-                raise OutputRefused(
-                    "the output is one of the inputs",
-                    where=str(path),
-                    why="inputs are never touched",
-                    fix="choose another name",
-                )
-        check_output(path, overwrite=plan.target.overwrite)
-    if plan.output is not None and plan.output == plan.report:
-        raise UsageError("output and report have the same name", where=str(plan.output))
-
-
-def _same_file(one: Path, other: Path) -> bool:
-    try:
-        return os.path.samefile(one, other)
-    except OSError:
-        return False
 
 
 def _require_finite_inputs(models: Sequence[Model], runtime: Runtime) -> None:
@@ -226,43 +218,19 @@ def _write(
     also: Put | None,
 ) -> None:
     anchor = parents.anchor
-    wanted = None if plan.target.dtype == "keep" else getattr(torch, plan.target.dtype)
+    like = parents.stored_like or anchor.checkpoint
+    dtype = plan.target.dtype
+    infos = {info.name: target_info(info, dtype) for info in like.infos.values()}
+    overwrite = plan.target.overwrite
     names = list(anchor.checkpoint.infos)
-    infos = [_target(anchor.checkpoint.infos[n], wanted) for n in names]
-    with _sink(plan, anchor.checkpoint, infos, also) as put:
-        for done, (name, info) in enumerate(zip(names, infos, strict=True)):
+    with sink(plan.output, like, list(infos.values()), overwrite=overwrite, also=also) as put:
+        for done, name in enumerate(names):
             runtime.progress("write", done, len(names))
-            put(name, average(name, anchor, aligned, dtype=info.dtype, repair=repair))
+            wanted = target_info(anchor.checkpoint.infos[name], dtype).dtype
+            fused = average(name, anchor, aligned, dtype=wanted, repair=repair)
+            for stored, tensor in parents.stored(name, fused).items():
+                put(stored, tensor.to(infos[stored].dtype))
     runtime.progress("write", len(names), len(names))
-
-
-def _target(info: TensorInfo, wanted: torch.dtype | None) -> TensorInfo:
-    return replace(info, dtype=wanted) if wanted and info.dtype.is_floating_point else info
-
-
-@contextmanager
-def _sink(
-    plan: Plan, like: Checkpoint, infos: Sequence[TensorInfo], also: Put | None
-) -> Iterator[Put]:
-    """Where fused tensors go: the output file, the caller, or both."""
-    if plan.output is None:
-        yield also or (lambda name, tensor: None)
-        return
-    with open_writer(plan.output, infos, like=like, overwrite=plan.target.overwrite) as writer:
-
-        def put(name: str, tensor: torch.Tensor) -> None:
-            writer.put(name, tensor)
-            if also is not None:
-                also(name, tensor)
-
-        yield put
-
-
-def _output_record(plan: Plan) -> tuple[FileRecord, ...]:
-    if plan.output is None:
-        return ()
-    with open_checkpoint(plan.output) as written:
-        return (written.record(),)
 
 
 def _recipe(plan: Plan, recipe: Recipe, runtime: Runtime) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+
+import torch
 
 from ..align.models import Model
 from ..align.passes import medoid
@@ -23,11 +25,25 @@ from .requests import Source
 
 @dataclass(frozen=True)
 class Parents:
-    """Models in the order in which they were named, which one is the anchor, what is known."""
+    """Models in the order in which they were named, which one is the anchor, what is known.
+
+    Attributes:
+        models: With their graphs.
+        anchor_index: Position of the anchor.
+        known: The architecture.
+        stored_like: The checkpoint that the output is written like, if not like the anchor.
+        store: A fused tensor of the anchor as the tensors of `stored_like`.
+    """
 
     models: tuple[Model, ...]
     anchor_index: int
     known: Architecture
+    stored_like: Checkpoint | None = None
+    store: Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]] | None = None
+
+    def stored(self, name: str, tensor: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """What is written for one fused tensor of the anchor."""
+        return {name: tensor} if self.store is None else self.store(name, tensor)
 
     @property
     def anchor(self) -> Model:

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 
 import torch
 
+from ..align.match import match
+from ..align.models import Model
+from ..align.recipe import Recipe
+from ..align.sweep import Match
+from ..checkpoint.open import Checkpoint
 from ..errors import UsageError
+from ..prune.fixed_points import fixed_points_apply, match_survivors
+from ..prune.measure import pruning_record
+from ..prune.survivors import Survivors, find_survivors
 from ..report import Report
-from ..runtime import Progress, silent
-from .merge import Plan, report_path, run
-from .requests import PruneFuseRequest
+from ..runtime import Progress, Runtime, silent
+from .merge import Plan, Steps, report_path, run
+from .parents import Parents
+from .pruned_parents import assemble_pruned
+from .requests import FusionOptions, PruneFuseRequest
 
 
 def prune_fuse(request: PruneFuseRequest, *, progress: Progress = silent) -> Report:
@@ -46,6 +58,7 @@ def _plan(request: PruneFuseRequest, *, to_file: bool) -> Plan:
             raise UsageError("no output", where="-o OUT", fix="say where the fused model goes")
         pruned = Path(request.pruned)
         output = pruned.with_name(f"{pruned.stem}.fused{pruned.suffix}")
+    steps = _Steps(request)
     return Plan(
         command="prune-fuse",
         checkpoints=(request.dense, request.pruned),
@@ -55,4 +68,60 @@ def _plan(request: PruneFuseRequest, *, to_file: bool) -> Plan:
         report=report_path(output, request.report),
         options=request,
         target=request,
+        steps=Steps(steps.assemble, steps.match, steps.describe),
     )
+
+
+@dataclass
+class _Steps:
+    """What a pruned anchor adds to a fusion: compaction, survivors, and what to say of them.
+
+    `survivors` are found once, with the models; a refit asks for them too.
+    """
+
+    request: PruneFuseRequest
+    survivors: Mapping[str, Survivors] | None = None
+    remarks: tuple[str, ...] = ()
+
+    def assemble(
+        self, checkpoints: Sequence[Checkpoint], anchor: int, options: FusionOptions, device: str
+    ) -> Parents:
+        parents, self.remarks = assemble_pruned(checkpoints, self.request, device)
+        return parents
+
+    def match(self, dense: Model, pruned: Model, recipe: Recipe, runtime: Runtime) -> Match:
+        """By survivors, where the options leave it to us and there are any."""
+        self.survivors = find_survivors(dense, pruned)
+        if self._free_to_choose() and fixed_points_apply(dense, pruned, self.survivors):
+            return match_survivors(dense, pruned, self.survivors, recipe)
+        return match(dense, pruned, recipe, runtime)
+
+    def describe(self, parents: Parents, report: Report) -> Report:
+        dense, pruned = parents.models
+        if self.survivors is None:
+            self.survivors = find_survivors(dense, pruned)
+        remarks = list(self.remarks)
+        if not any(len(s.pruned_S) for s in self.survivors.values()):
+            remarks.append(
+                "no unit of the pruned network is one of the dense network's: it was trained "
+                "further, or is another network; units are matched as different widths are"
+            )
+        pruning = pruning_record(dense.graph, pruned.graph, survivors=self.survivors)
+        recipe = {**report.recipe, "keep_shape": self.request.keep_shape}
+        return replace(
+            report, recipe=recipe, pruning=pruning, warnings=(*report.warnings, *remarks)
+        )
+
+    def _free_to_choose(self) -> bool:
+        """Whether no option asks for another way of matching."""
+        ask = self.request
+        default = {
+            "matcher": "auto",
+            "align": "wts",
+            "solver": "exact",
+            "residual": "shared",
+            "mass": None,
+        }
+        return not ask.paper and all(
+            getattr(ask, name) in (None, value) for name, value in default.items()
+        )

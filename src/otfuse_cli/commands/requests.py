@@ -33,6 +33,7 @@ __all__ = [
     "MergeRequest",
     "OutputOptions",
     "PruneFuseRequest",
+    "PruneRequest",
     "Recipe",
     "Source",
     "normalised",
@@ -126,7 +127,32 @@ class PruneFuseRequest(FusionOptions, OutputOptions):
 
     dense: Source
     pruned: Source
-    dense_weight: float = 0.5
+    dense_weight: float = 0.6
+    keep_shape: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneRequest(OutputOptions):
+    """Remove units of `checkpoint`: the share `amount`, or shares by name (`layer`)."""
+
+    checkpoint: Source
+    amount: float | None = None
+    criterion: str = "l1"
+    only: tuple[str, ...] = ()
+    layer: Mapping[str, float] | None = None
+    arch: str = "auto"
+    key: str | None = None
+    device: str = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.criterion not in CHOICES["criterion"]:
+            raise UsageError(
+                f"unknown value {self.criterion!r}",
+                where="--criterion",
+                fix=f"use one of: {', '.join(CHOICES['criterion'])}",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

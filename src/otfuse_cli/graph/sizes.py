@@ -117,7 +117,9 @@ def is_pinned(space: str) -> bool:
     return space.partition(":")[0] in PINNED
 
 
-def resize(graph: LayerGraph, shapes: Shapes, *, label: str, anchor: str) -> LayerGraph:
+def resize(
+    graph: LayerGraph, shapes: Shapes, *, label: str, anchor: str, whole_groups: bool = False
+) -> LayerGraph:
     """The same graph for a model of other widths: free spaces take their sizes from `shapes`.
 
     Args:
@@ -125,6 +127,8 @@ def resize(graph: LayerGraph, shapes: Shapes, *, label: str, anchor: str) -> Lay
         shapes: The other model's shapes.
         label: What messages call the other model.
         anchor: What messages call the anchor.
+        whole_groups: Where heads and what is inside them share an axis, the number of heads
+            differs, not their inside (as after pruning).
 
     Raises:
         IncompatibleModels: The two differ in more than widths; the first difference is named with
@@ -142,11 +146,13 @@ def resize(graph: LayerGraph, shapes: Shapes, *, label: str, anchor: str) -> Lay
                 found = fit_axis(axis, theirs[dim], sizes)
             except ValueError as error:
                 reasons = {graph.spaces[u].pinned for u in axis_units(axis)} - {None}
+                inside = any(graph.spaces[u].per is not None for u in axis_units(axis))
+                groups = "; heads and groups go whole" if inside else ""
                 pinned = f"; that axis is pinned: {', '.join(sorted(map(str, reasons)))}"
                 raise IncompatibleModels(
                     "the models differ in more than widths",
                     where=f"{name} axis {dim}: {list(theirs)} in {label}, {list(mine)} in {anchor}",
-                    why=f"{error}" + (pinned if reasons else ""),
+                    why=f"{error}" + groups + (pinned if reasons else ""),
                     fix="fuse models of one architecture, with the same inputs and classes",
                 ) from error
             if found is None:
@@ -156,8 +162,10 @@ def resize(graph: LayerGraph, shapes: Shapes, *, label: str, anchor: str) -> Lay
             # Nothing tells how two spaces share an axis (heads x dimensions): assume the anchor's.
             name, dim = left[0]
             axis = graph.tensors[name].axes[dim].expr
-            unknown = next(u for u in axis_units(axis) if u not in sizes)
-            sizes[unknown] = graph.spaces[unknown].size
+            open_units = [u for u in axis_units(axis) if u not in sizes]
+            if whole_groups:
+                open_units.sort(key=lambda u: graph.spaces[u].per is None)
+            sizes[open_units[0]] = graph.spaces[open_units[0]].size
         pending = left
     return replace(
         graph,
