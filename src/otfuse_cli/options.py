@@ -219,13 +219,13 @@ OPTIONS: Mapping[str, Any] = {
         ),
     ],
     "dense_weight": Annotated[
-        float,
+        float | None,
         _option(
             "--dense-weight",
             panel=FUSION,
             metavar="W",
             text="Weight of DENSE; PRUNED has the rest.",
-            default=0.6,
+            default="0.7 if all units of PRUNED are DENSE's, else 0.5",
         ),
     ],
     "keep_shape": Annotated[

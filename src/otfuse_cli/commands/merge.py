@@ -145,7 +145,8 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
             parents = plan.steps.assemble(
                 checkpoints, plan.anchor_index, plan.options, runtime.device
             )
-        weights = plan.weights
+        weights = parents.weights or plan.weights
+        plan = replace(plan, weights=weights)
         sources = [m for m in parents.sources if weights[m.index] > 0]
         # A source of weight 0 is not read beyond its header; the anchor is what others align to.
         used = {plan.anchor_index, *(m.index for m in sources)}

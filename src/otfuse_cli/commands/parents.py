@@ -33,6 +33,7 @@ class Parents:
         known: The architecture.
         stored_like: The checkpoint that the output is written like, if not like the anchor.
         store: A fused tensor of the anchor as the tensors of `stored_like`.
+        weights: In place of the plan's, where they follow from what the models are.
     """
 
     models: tuple[Model, ...]
@@ -40,6 +41,7 @@ class Parents:
     known: Architecture
     stored_like: Checkpoint | None = None
     store: Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]] | None = None
+    weights: tuple[float, ...] | None = None
 
     def stored(self, name: str, tensor: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """What is written for one fused tensor of the anchor."""

@@ -123,11 +123,14 @@ class MergeRequest(FusionOptions, OutputOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PruneFuseRequest(FusionOptions, OutputOptions):
-    """Fuse `dense` into its pruned version, which is the anchor."""
+    """Fuse `dense` into its pruned version, which is the anchor.
+
+    `dense_weight` None: 0.7 where every unit of `pruned` is one of `dense`, otherwise 0.5.
+    """
 
     dense: Source
     pruned: Source
-    dense_weight: float = 0.6
+    dense_weight: float | None = None
     keep_shape: bool = False
 
 

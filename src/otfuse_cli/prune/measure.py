@@ -35,8 +35,7 @@ def pruning_record(
             None if survivors is None else len(survivors[space.id].pruned_S),
         )
         for space in sorted(after.free(), key=lambda s: s.order)
-        if space.per is None
-        and (survivors is not None or before.spaces[space.id].size != space.size)
+        if space.per is None and (criterion is None or before.spaces[space.id].size != space.size)
     )
     whole, left = parameters(old), parameters(new)
     return Pruning(
