@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,7 +12,7 @@ import nets
 import otfuse_cli
 from otfuse_cli import errors
 from otfuse_cli.prune.amounts import kept_count
-from otfuse_cli.transport.semi_relaxed import choose_support, nearest_plan
+from otfuse_cli.transport.semi_relaxed import bounded_plan, choose_support, nearest_plan
 
 
 def mlp(**more):
@@ -308,6 +309,31 @@ def test_nearest_plan_has_the_given_rows_and_fixed_points():
     for row, column in ((0, 0), (1, 1), (2, 0), (3, 1)):
         expected[row, column] = mass[row]
     assert torch.equal(plan, expected)
+
+
+@pytest.mark.parametrize("bound", [1, 1.25, 3])
+def test_bounded_plan_is_the_linear_program(bound):
+    """Against scipy's solver: rows given, columns at most their bound."""
+    scipy_optimize = pytest.importorskip("scipy.optimize")
+    generator = torch.Generator().manual_seed(0)
+    cost = torch.rand(9, 3, generator=generator, dtype=torch.float64)
+    mass = torch.rand(9, generator=generator, dtype=torch.float64) + 0.1
+    mass, kept = mass / mass.sum(), torch.tensor([4, 0, 7])
+    plan = bounded_plan(cost, mass, kept, bound)
+    dense = plan.dense()
+    assert torch.allclose(plan.mass_N, mass)
+    assert torch.equal(dense[kept], torch.diag(mass[kept]))
+    rest = [u for u in range(9) if u not in kept.tolist()]
+    shares = dense[rest] / mass[rest, None]
+    assert float(shares.sum(0).max()) <= bound * 6 / 3 + 1e-9
+    best = scipy_optimize.linprog(
+        cost[rest].flatten().numpy(),
+        A_ub=np.tile(np.eye(3), 6),
+        b_ub=np.full(3, bound * 6 / 3),
+        A_eq=np.kron(np.eye(6), np.ones((1, 3))),
+        b_eq=np.ones(6),
+    )
+    assert float((shares * cost[rest]).sum()) == pytest.approx(best.fun, abs=1e-9)
 
 
 def test_greedy_support_is_the_slow_greedy():

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
+
+from ..graph.model import Space
 from ..report import LayerRecord, SpaceRecord
-from ..transport.maps import Map
+from ..transport.maps import Map, Permutation
 from .alignment import Alignment
 from .features import producers
 from .match_space import Rows, identity_cost, layer_records, plan_cost, read_rows
@@ -31,7 +34,9 @@ def measure(
     layers: list[LayerRecord] = []
     for space in processing_order(graph):
         rows = read_rows(source, anchor, producers(graph, space.id), space.id, alignment)
-        maps = alignment.families.get(space.id) or (alignment.maps[space.id],)
+        maps = alignment.families.get(space.id) or (alignment.maps.get(space.id) or _stay(space),)
+        if space.per is not None and space.id not in alignment.families:
+            maps *= graph.spaces[space.per].size
         inner = [rows] if space.per is None else [rows.unit(u, u) for u in range(len(maps))]
         solver = "identity" if space.id in held else _solver(maps, recipe)
         spaces.append(
@@ -48,6 +53,11 @@ def measure(
     place = {op.name: at for at, op in enumerate(graph.ops)}
     layers.sort(key=lambda layer: place.get(layer.name, len(place)))
     return tuple(spaces), tuple(layers)
+
+
+def _stay(space: Space) -> Permutation:
+    """The map of a space that has none: it stays in place."""
+    return Permutation(torch.arange(space.size))
 
 
 def _solver(maps: Sequence[Map], recipe: Recipe) -> str:

@@ -11,9 +11,12 @@ from ..align.models import Model
 from ..runtime import Runtime
 from ..transport.cost import cost_matrix
 from ..transport.maps import Coupling
-from ..transport.semi_relaxed import choose_support, nearest_plan
+from ..transport.semi_relaxed import bounded_plan, choose_support, nearest_plan
 from .amounts import kept_count
 from .units import both_sides, index_spaces, norm_mass, random_order, weight_norms
+
+# Of what is merged, no kept unit takes more than this times an equal share (docs/methods.md).
+_BOUND = 1.25
 
 
 @dataclass(frozen=True)
@@ -55,14 +58,15 @@ def choose(model: Model, amounts: Mapping[str, float], criterion: str, runtime: 
 
 
 def merge_map(model: Model, space: str, kept_M: torch.Tensor) -> Coupling:
-    """The map of every unit to the kept unit that is nearest by incoming and outgoing weights.
+    """The map of every unit to kept ones that are near by incoming and outgoing weights.
 
-    Produce: the mean of what arrives, by the length of incoming weights; consume: outgoing weights
-    add up. Duplicated units are merged without a change of the function.
+    No kept unit receives much more than its share (`_BOUND`). Produce: the mean of what arrives,
+    by the length of incoming weights; consume: outgoing weights add up. Duplicated units are
+    merged without a change of the function, as far as the bound lets them.
     """
     features_NK = both_sides(model, space)
     cost_NM = cost_matrix(features_NK, features_NK[kept_M.to(features_NK.device)], dead_cost=1.0)
-    return Coupling(nearest_plan(cost_NM, norm_mass(model, space), kept_M))
+    return Coupling(bounded_plan(cost_NM, norm_mass(model, space), kept_M, _BOUND))
 
 
 def _by_transport(model: Model, space: str, keep: int) -> tuple[torch.Tensor, Coupling]:

@@ -1,8 +1,9 @@
 """Matching a dense network to its pruned version: survivors stay themselves.
 
-Where every pruned unit is a survivor, all others go to the survivor that is nearest by incoming
-and outgoing weights, whatever mass it then has (semi-relaxed transport). Where some pruned units
-are new, survivors are fixed points of a plan with uniform marginals, and the rest is transported.
+Where every pruned unit is a survivor, all others go to survivors that are near by incoming and
+outgoing weights, none of which takes much more than its share (semi-relaxed transport with a
+bound). Where some pruned units are new, survivors are fixed points of a plan with uniform
+marginals, and the rest is transported.
 
 Legend: N dense units, M pruned ones.
 """
@@ -57,8 +58,7 @@ def match_survivors(
         SolveFailed: A transport problem was not solved.
     """
     maps: dict[str, Map] = {}
-    families: dict[str, tuple[Map, ...]] = {}
-    alignment = Alignment(maps, families)
+    alignment = Alignment(maps)
     whole, flop = index_spaces(pruned), 0.0
     for space in processing_order(pruned.graph):
         size = dense.graph.spaces[space.id].size
@@ -69,9 +69,8 @@ def match_survivors(
             * sum(dense.checkpoint.infos[t].numel / size for t, _ in pruned.graph.members[space.id])
         )
         if space.per is not None:
-            still = Permutation(torch.arange(space.size))
-            families[space.id] = (still,) * pruned.graph.spaces[space.per].size
-        elif not survivors[space.id].complete:
+            continue  # inside heads and groups that survived nothing moves
+        if not survivors[space.id].complete:
             maps[space.id] = _transported(
                 dense, pruned, space, survivors[space.id], alignment, recipe
             )

@@ -2,7 +2,8 @@
 
 N units, M of them kept; rows = all units, columns = kept units. Without a column constraint the
 optimal plan sends every unit to the nearest kept one, and which units to keep is a facility
-location problem, solved greedily here. No names, no files.
+location problem, solved greedily here. In many dimensions a few kept units are nearest to most
+others; a bound on what a column takes keeps them from collecting everything. No names, no files.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .plan import Plan
+from .solve import solve
 
 
 def nearest_plan(cost_NM: Tensor, mass_N: Tensor, kept_M: Tensor) -> Plan:
@@ -26,15 +28,53 @@ def nearest_plan(cost_NM: Tensor, mass_N: Tensor, kept_M: Tensor) -> Plan:
     Raises:
         ValueError: Shapes that don't fit, units kept twice, or a mass that is not positive.
     """
+    kept_M = _checked(cost_NM, mass_N, kept_M)
     n, m = cost_NM.shape
-    kept_M = kept_M.to("cpu", torch.int64)
-    if mass_N.shape != (n,) or kept_M.shape != (m,) or len(set(kept_M.tolist())) != m:
-        raise ValueError(f"{m} columns, {tuple(kept_M.shape)} kept units, {n} rows")
-    if not bool((mass_N > 0).all()):
-        raise ValueError("every unit needs a positive mass")
     target_N = cost_NM.argmin(1).to("cpu")
     target_N[kept_M] = torch.arange(m)
     return Plan.from_entries(torch.arange(n), target_N, mass_N, (n, m))
+
+
+def bounded_plan(cost_NM: Tensor, mass_N: Tensor, kept_M: Tensor, bound: float) -> Plan:
+    """Kept units stay themselves; the others' mass goes where it is cheap, nowhere too much of it.
+
+    Shares of units are sent at least cost so that no kept unit receives more than `bound` times
+    the number of other units over M: 1 gives balanced columns, infinity `nearest_plan`. Solved
+    exactly, with one more row at no cost for what the columns leave free. A share carries its
+    part of the unit's mass.
+
+    Args:
+        cost_NM: Finite.
+        mass_N: Positive, float64, sums to 1.
+        kept_M: The unit that each column is; distinct.
+        bound: At least 1.
+
+    Raises:
+        ValueError: As `nearest_plan`, or a bound under 1.
+        SolveFailed: The solver failed.
+    """
+    kept_M = _checked(cost_NM, mass_N, kept_M)
+    if not bound >= 1:
+        raise ValueError(f"the bound is at least 1, got {bound}")
+    n, m = cost_NM.shape
+    rest_N = torch.ones(n, dtype=torch.bool)
+    rest_N[kept_M] = False
+    other_R = rest_N.nonzero().flatten()
+    rows, cols, values = [kept_M], [torch.arange(m)], [mass_N[kept_M]]
+    count = len(other_R)
+    if count:
+        cost_RM = cost_NM.to("cpu", torch.float64)[other_R]
+        share_R = torch.full((count,), 1.0 / count, dtype=torch.float64)
+        if bound > 1:
+            cost_RM = torch.cat([cost_RM, torch.zeros(1, m, dtype=torch.float64)])
+            share_R = torch.cat([share_R, torch.tensor([bound - 1.0], dtype=torch.float64)])
+        rows_E, cols_E, values_E = solve(cost_RM, share_R / bound).plan.entries()
+        moved = rows_E < count
+        unit_E = other_R[rows_E[moved]]
+        rows.append(unit_E)
+        cols.append(cols_E[moved])
+        values.append(values_E[moved] * (bound * count) * mass_N[unit_E])
+    return Plan.from_entries(torch.cat(rows), torch.cat(cols), torch.cat(values), (n, m))
 
 
 def choose_support(cost_NN: Tensor, mass_N: Tensor, keep: int) -> Tensor:
@@ -76,3 +116,13 @@ def choose_support(cost_NN: Tensor, mass_N: Tensor, keep: int) -> Tensor:
         chosen.append(unit)
         nearest_N = torch.minimum(nearest_N, cost_NN[:, unit])
     return torch.tensor(sorted(chosen), dtype=torch.int64)
+
+
+def _checked(cost_NM: Tensor, mass_N: Tensor, kept_M: Tensor) -> Tensor:
+    n, m = cost_NM.shape
+    kept_M = kept_M.to("cpu", torch.int64)
+    if mass_N.shape != (n,) or kept_M.shape != (m,) or len(set(kept_M.tolist())) != m:
+        raise ValueError(f"{m} columns, {tuple(kept_M.shape)} kept units, {n} rows")
+    if not bool((mass_N > 0).all()):
+        raise ValueError("every unit needs a positive mass")
+    return kept_M
