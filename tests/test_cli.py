@@ -28,6 +28,7 @@ REQUESTS = {
     "merge": requests.MergeRequest,
     "inspect": requests.InspectRequest,
     "prune-fuse": requests.PruneFuseRequest,
+    "prune": requests.PruneRequest,
     "check": requests.CheckRequest,
     "demo": requests.DemoRequest,
 }
@@ -429,7 +430,7 @@ def test_every_help_ends_with_examples_that_work(cli, verbs, name):
 def test_help_shows_panels_choices_and_defaults(cli, name):
     text = cli(name, "--help").out
     panels = re.findall(r"^(\w+):$", text, re.M)
-    wanted = ("Arguments", "Fusion", "Matching", "Inputs", "Output", "Run", "Examples")
+    wanted = ("Arguments", "Pruning", "Fusion", "Matching", "Inputs", "Output", "Run", "Examples")
     assert panels == [panel for panel in wanted if panel in panels]
     assert "-h, --help" in text.partition("\nRun:\n")[2]
     if name == "check":
