@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..graph.axes import axis_units
+from ..graph.axes import Prod, axis_units
 from ..graph.model import LayerGraph
 
 # Config keys of Hugging Face models by what they count: plain units, or heads and groups.
@@ -78,9 +78,9 @@ def _inside(graph: LayerGraph, index: str, key: str) -> int:
         unit
         for node in graph.tensors.values()
         for axis in node.axes
-        if "produce" in axis.roles and index in (units := list(axis_units(axis.expr)))
-        for unit in units
-        if graph.spaces[unit].per == index and len(units) > 2
+        if "produce" in axis.roles and isinstance(axis.expr, Prod) and len(axis.expr.factors) > 2
+        for unit in axis_units(axis.expr)
+        if graph.spaces[unit].per == index
     ]
     return graph.spaces[queries[0]].size if queries else 1
 
