@@ -129,7 +129,7 @@ def make_report(**changes: Any) -> Report:
 def verbs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Stand-ins for the verbs: `requests` holds what they were asked, `answer` what they return."""
     asked: dict[str, Any] = {"requests": [], "answer": make_report()}
-    for name in ("merge", "inspect", "prune_fuse", "check", "evaluate", "curve", "demo"):
+    for name in ("merge", "inspect", "prune_fuse", "prune", "check", "evaluate", "curve", "demo"):
 
         def verb(request: object, *, progress: Callable[[str, int, int], None]) -> Report:
             asked["requests"].append(request)

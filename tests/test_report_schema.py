@@ -50,6 +50,9 @@ def test_full_and_empty_reports():
         (report.Pair, "pair"),
         (report.Estimate, "estimate"),
         (report.Checks, "checks"),
+        (report.Pruning, "pruning"),
+        (report.PrunedSpace, "pruned_space"),
+        (report.PrunedLayer, "pruned_layer"),
     ],
 )
 def test_records_and_schema_have_the_same_keys(record, definition):
@@ -119,6 +122,7 @@ def test_reports_of_real_runs(cli, demo_pair, tmp_path):
         cli("demo", "--json"),
         cli("merge", a, b, "-o", tmp_path / "f.safetensors", "--json"),
         cli("prune-fuse", a, b, "--json"),
+        cli("prune", a, "-o", tmp_path / "p.pt", "--amount", "0.5", "--json"),
         cli("inspect", a, "--json"),
         cli("inspect", a, b, "--ot-costs", "--json"),
     ]

@@ -24,6 +24,7 @@ from .commands.requests import (
     InspectRequest,
     MergeRequest,
     PruneFuseRequest,
+    PruneRequest,
 )
 from .errors import ExitCode, OtfuseError, OutputRefused, UsageError
 from .help import Command, Group
@@ -156,9 +157,28 @@ def inspect(request: InspectRequest, progress: Progress) -> Report:
 def prune_fuse(request: PruneFuseRequest, progress: Progress) -> Report:
     """Fuse a dense checkpoint into its pruned version, which keeps its widths.
 
+    Units that PRUNED still has are found and stay themselves; what was pruned is merged into them.
     Without -o, the result goes beside PRUNED: pruned.pt becomes pruned.fused.pt.
     """
     from .commands.prune_fuse import prune_fuse as verb
+
+    return verb(request, progress=progress)
+
+
+@_command(
+    "prune",
+    PruneRequest,
+    "otfuse prune a.pt -o small.pt --amount 0.5",
+    "otfuse prune a.pt -o small.pt --criterion ot --layer fc1=0.9 --layer fc2=0.5",
+    required=("output",),
+)
+def prune(request: PruneRequest, progress: Progress) -> Report:
+    """Remove whole units from a checkpoint, with everything that carries them.
+
+    What is written is smaller. Outputs and what can't be proven interchangeable stay; heads and
+    channel groups go whole. otfuse prune-fuse recovers accuracy from the unpruned checkpoint.
+    """
+    from .commands.prune import prune as verb
 
     return verb(request, progress=progress)
 
@@ -231,7 +251,7 @@ def curve(request: CurveRequest, progress: Progress) -> Report:
     "otfuse demo --paper -o fused.safetensors",
     omit=(
         *("arch", "free_outputs", "key", "strict", "vocab"),
-        *("skip", "only", "keep_extras", "shard_size"),
+        *("keep_extras", "shard_size"),
         *("samples", "synthetic", "synthetic_kind", "input_shape", "num_samples", "max_memory"),
         *("post_activations", "force", "refit", "ridge", "calibrate"),
     ),

@@ -15,7 +15,7 @@ from typing import Any
 SCHEMA = "otfuse.report/1"
 ENVELOPE = "otfuse.envelope/1"
 # Fields that reports of the first release don't have.
-_LATER = frozenset({"differences", "pairs", "estimate"})
+_LATER = frozenset({"differences", "pairs", "estimate", "steps", "refits", "pruning"})
 
 
 @dataclass(frozen=True)
@@ -200,6 +200,39 @@ class Checks:
 
 
 @dataclass(frozen=True)
+class PrunedSpace:
+    """Units of a space before and after; `survivors`: those of them found again (prune-fuse)."""
+
+    id: str
+    units: int
+    kept: int
+    survivors: int | None = None
+
+
+@dataclass(frozen=True)
+class PrunedLayer:
+    """Parameters of a module before and after; `sparsity` is the share that went."""
+
+    name: str
+    parameters: int
+    kept: int
+    sparsity: float
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """What was pruned, by `prune` or before `prune-fuse`; `advice`: what else has to change."""
+
+    criterion: str | None
+    parameters: int
+    kept: int
+    sparsity: float
+    spaces: tuple[PrunedSpace, ...]
+    layers: tuple[PrunedLayer, ...]
+    advice: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Report:
     """Everything a command has to say. Two runs differ only in `timings` and `peak_rss_bytes`."""
 
@@ -219,6 +252,7 @@ class Report:
     checks: Checks = field(default_factory=Checks)
     steps: tuple[StepRecord, ...] = ()
     refits: tuple[RefitRecord, ...] = ()
+    pruning: Pruning | None = None
     evaluation: Mapping[str, Any] | None = None
     warnings: tuple[str, ...] = ()
     timings: Mapping[str, float] = field(default_factory=dict)
@@ -268,6 +302,8 @@ def report_from_dict(data: Mapping[str, Any]) -> Report:
             values["graph"] = GraphRecord(
                 graph["source"], graph["spaces"], tuple(Pinned(**p) for p in graph["pinned"])
             )
+        if values["pruning"] is not None:
+            values["pruning"] = _pruning(values["pruning"])
         values["warnings"] = tuple(values["warnings"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"broken report: {error}") from error
@@ -290,6 +326,17 @@ def _tensor(data: Mapping[str, Any]) -> TensorRecord:
     if axes is not None:
         axes = tuple(AxisRecord(a["expr"], tuple(a["spaces"]), tuple(a["roles"])) for a in axes)
     return TensorRecord(data["name"], tuple(data["shape"]), data["dtype"], axes)
+
+
+def _pruning(data: Mapping[str, Any]) -> Pruning:
+    return Pruning(
+        **{
+            **data,
+            "spaces": tuple(PrunedSpace(**s) for s in data["spaces"]),
+            "layers": tuple(PrunedLayer(**r) for r in data["layers"]),
+            "advice": tuple(data["advice"]),
+        }
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +72,7 @@ def spaces(report: Report, look: Look) -> Table:
         cells = [clean(space.id), *([str(space.source)] if several else []), units]
         cells += [*_cost_cells(space, random), percent(space.moved_fraction)]
         if look.bars:
-            cells.append(_bar(look, space.ot_cost, space.identity_cost, top))
+            cells.append(bar(look, space.ot_cost, space.identity_cost, top))
         if look.verbose:
             cells += [space.solver, f"{space.marginal_error:.1e}", clean(", ".join(space.tensors))]
         table.add_row(*cells)
@@ -97,7 +97,7 @@ def layers(report: Report, look: Look) -> Table:
         cells += [percent(layer.moved_fraction)] if moved else []
         cells.append(percent(layer.diagonal_mass))
         if look.bars:
-            cells.append(_bar(look, layer.ot_cost, layer.identity_cost, top))
+            cells.append(bar(look, layer.ot_cost, layer.identity_cost, top))
         table.add_row(*cells)
     return table
 
@@ -172,49 +172,6 @@ def _grouped(names: Sequence[str]) -> list[str]:
     ]
 
 
-def candidates(report: Report) -> Table:
-    """The alignments that were tried."""
-    table = new_table("candidate", "source", "objective", "agreement", "FLOP")
-    table.add_column("", no_wrap=True)
-    for candidate in report.candidates:
-        table.add_row(
-            clean(candidate.name),
-            str(candidate.source),
-            number(candidate.objective),
-            number(candidate.agreement),
-            f"{candidate.flop:.2g}",
-            "chosen" if candidate.chosen else "",
-        )
-    return table
-
-
-def scores(title: str, values: Mapping[str, Any], look: Look) -> Table:
-    """What was measured: names, numbers and bars."""
-    table = new_table("", clean(title))
-    if look.bars:
-        table.add_column("", no_wrap=True)
-    numbers = {k: v for k, v in values.items() if isinstance(v, int | float)}
-    top = max(numbers.values(), default=0)
-    for name, value in values.items():
-        cells = [clean(str(name)), _measured(value) if name in numbers else plain(value)]
-        if look.bars:
-            cells.append(_bar(look, numbers.get(name), None, top))
-        table.add_row(*cells)
-    return table
-
-
-def side_by_side(columns: Mapping[str, Mapping[str, Any]]) -> Table:
-    """What was measured of the same things: a column for each measure."""
-    table = new_table("", *map(clean, columns))
-    for name in next(iter(columns.values())):
-        cells = [values[name] for values in columns.values()]
-        table.add_row(
-            clean(str(name)),
-            *(_measured(c) if isinstance(c, int | float | None) else plain(c) for c in cells),
-        )
-    return table
-
-
 def cost_title(name: str, look: Look) -> str:
     """A title that explains the bars."""
     if not look.bars:
@@ -243,11 +200,6 @@ def number(value: float | None) -> str:
 def percent(value: float | None) -> str:
     """A share in whole percent; nothing for null."""
     return "" if value is None else f"{100 * value:.0f} %"
-
-
-def _measured(value: float | None) -> str:
-    """Percents in hundredths, small numbers in four digits."""
-    return f"{value:.2f}" if value is not None and abs(value) >= 10 else number(value)
 
 
 def plain(value: Any) -> str:
@@ -309,7 +261,7 @@ def _top(records: Sequence[SpaceRecord | LayerRecord]) -> float:
     return max(costs, default=0.0)
 
 
-def _bar(look: Look, value: float | None, beyond: float | None, top: float) -> str:
+def bar(look: Look, value: float | None, beyond: float | None, top: float) -> str:
     """`value` out of `top` in full blocks, then light ones as far as `beyond`."""
     if value is None or top <= 0:
         return ""

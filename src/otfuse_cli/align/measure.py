@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import torch
+
+from ..graph.model import Space
 from ..report import LayerRecord, SpaceRecord
-from ..transport.maps import Map
+from ..transport.maps import Map, Permutation
 from .alignment import Alignment
 from .features import producers
 from .match_space import (
@@ -48,7 +51,9 @@ def measure(
         if rows is None:
             every = producers(graph, space.id)
             rows = read_rows(source, anchor, every, space.id, alignment)
-        maps = alignment.families.get(space.id) or (alignment.maps[space.id],)
+        maps = alignment.families.get(space.id) or (alignment.maps.get(space.id) or _stay(space),)
+        if space.per is not None and space.id not in alignment.families:
+            maps *= graph.spaces[space.per].size
         inner = [rows] if space.per is None else [rows.unit(u, u) for u in range(len(maps))]
         solver = "identity" if space.id in held else _solver(maps, recipe)
         records = []
@@ -64,6 +69,11 @@ def measure(
     place = {op.name: at for at, op in enumerate(graph.ops)}
     layers.sort(key=lambda layer: place.get(layer.name, len(place)))
     return tuple(spaces), tuple(layers)
+
+
+def _stay(space: Space) -> Permutation:
+    """The map of a space that has none: it stays in place."""
+    return Permutation(torch.arange(space.size))
 
 
 def _solver(maps: Sequence[Map], recipe: Recipe) -> str:

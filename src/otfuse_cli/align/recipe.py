@@ -20,6 +20,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "repair": ("auto", "none"),
     "calibrate": ("none", "bn", "repair", "auto"),
     "vocab": ("refuse", "common", "anchor"),
+    "criterion": ("l1", "l2", "random", "ot"),
     "dtype": ("keep", "float32", "float64", "float16", "bfloat16"),
 }
 

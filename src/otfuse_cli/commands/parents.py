@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+
+import torch
 
 from ..align.models import Model
 from ..align.passes import medoid
@@ -34,6 +36,9 @@ class Parents:
         kept: Tensors of the anchor that are not averaged, since the models differ in them.
         complete: Every model has all tensors and rows of the anchor.
         warnings: What differs.
+        stored_like: The checkpoint that the output is written like, if not like the anchor.
+        store: A fused tensor of the anchor as the tensors of `stored_like`.
+        weights: In place of the plan's, where they follow from what the models are.
     """
 
     models: tuple[Model, ...]
@@ -43,6 +48,13 @@ class Parents:
     kept: frozenset[str] = frozenset()
     complete: bool = True
     warnings: tuple[str, ...] = ()
+    stored_like: Checkpoint | None = None
+    store: Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]] | None = None
+    weights: tuple[float, ...] | None = None
+
+    def stored(self, name: str, tensor: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """What is written for one fused tensor of the anchor."""
+        return {name: tensor} if self.store is None else self.store(name, tensor)
 
     @property
     def anchor(self) -> Model:

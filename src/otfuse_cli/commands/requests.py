@@ -32,6 +32,7 @@ STANDARD = Path("-")
 __all__ = [
     "CHOICES",
     "STANDARD",
+    "AverageOptions",
     "CheckRequest",
     "CurveRequest",
     "DemoRequest",
@@ -41,6 +42,7 @@ __all__ = [
     "MergeRequest",
     "OutputOptions",
     "PruneFuseRequest",
+    "PruneRequest",
     "Recipe",
     "SampleSource",
     "Source",
@@ -157,13 +159,11 @@ class ImproveOptions(FusionOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
-    """What is averaged, and where results go. `report` None: beside the output.
+    """Where results go. `report` None: beside the output; `-`: standard output, no file.
 
-    `skip` and `only` are patterns of tensor names; `shard_size` is for folders (`5GB`).
+    `shard_size` is for folders (`5GB`).
     """
 
-    skip: tuple[str, ...] = ()
-    only: tuple[str, ...] = ()
     output: Path | None = None
     report: Path | None = None
     overwrite: bool = False
@@ -176,7 +176,15 @@ class OutputOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergeRequest(ImproveOptions, OutputOptions):
+class AverageOptions(OutputOptions):
+    """What is averaged, by patterns of tensor names, and where the average goes."""
+
+    skip: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeRequest(ImproveOptions, AverageOptions):
     """Fuse `checkpoints` (two or more) with `weights` into the anchor's shape.
 
     `weights` may be given by tensor: patterns of names to a weight per checkpoint.
@@ -188,12 +196,35 @@ class MergeRequest(ImproveOptions, OutputOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PruneFuseRequest(ImproveOptions, OutputOptions):
-    """Fuse `dense` into its pruned version, which is the anchor."""
+class PruneFuseRequest(ImproveOptions, AverageOptions):
+    """Fuse `dense` into its pruned version, which is the anchor.
+
+    `dense_weight` None: 0.7 where every unit of `pruned` is one of `dense`, otherwise 0.5.
+    """
 
     dense: Source
     pruned: Source
-    dense_weight: float = 0.5
+    dense_weight: float | None = None
+    keep_shape: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneRequest(OutputOptions):
+    """Remove units of `checkpoint`: the share `amount`, or shares by name (`layer`)."""
+
+    checkpoint: Source
+    amount: float | None = None
+    criterion: str = "l1"
+    only: tuple[str, ...] = ()
+    layer: Mapping[str, float] | None = None
+    arch: str = "auto"
+    key: str | None = None
+    device: str = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_choice("criterion", self.criterion)
 
 
 @dataclass(frozen=True, kw_only=True)

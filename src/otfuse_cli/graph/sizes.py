@@ -117,7 +117,9 @@ def is_pinned(space: str) -> bool:
     return space.partition(":")[0] in PINNED
 
 
-def resize(graph: LayerGraph, shapes: Shapes, *, label: str, anchor: str) -> LayerGraph:
+def resize(
+    graph: LayerGraph, shapes: Shapes, *, label: str, anchor: str, whole_groups: bool = False
+) -> LayerGraph:
     """The same graph for a model of other widths: free spaces take their sizes from `shapes`.
 
     Args:
@@ -125,13 +127,15 @@ def resize(graph: LayerGraph, shapes: Shapes, *, label: str, anchor: str) -> Lay
         shapes: The other model's shapes.
         label: What messages call the other model.
         anchor: What messages call the anchor.
+        whole_groups: Where heads and what is inside them share an axis, the number of heads
+            differs, not their inside (as after pruning).
 
     Raises:
         IncompatibleModels: The two differ in more than widths; the first difference is named with
             both shapes.
     """
     _require_same_names(graph, shapes, label, anchor)
-    sizes, misfits = solve_widths(graph, shapes)
+    sizes, misfits = solve_widths(graph, shapes, whole_groups=whole_groups)
     if misfits:
         misfit = misfits[0]
         mine, theirs = graph.tensors[misfit.name].shape, shapes[misfit.name]
@@ -163,7 +167,9 @@ class Misfit:
         return f"axis {self.dim}: {self.why}"
 
 
-def solve_widths(graph: LayerGraph, shapes: Shapes) -> tuple[dict[str, int], tuple[Misfit, ...]]:
+def solve_widths(
+    graph: LayerGraph, shapes: Shapes, *, whole_groups: bool = False
+) -> tuple[dict[str, int], tuple[Misfit, ...]]:
     """Sizes of all spaces in another model of the same layers, and every axis that fits none.
 
     Where nothing tells how two spaces share an axis (heads x dimensions), one keeps the anchor's.
@@ -171,6 +177,7 @@ def solve_widths(graph: LayerGraph, shapes: Shapes) -> tuple[dict[str, int], tup
     Args:
         graph: The anchor's graph.
         shapes: The other model's, with the anchor's number of axes; tensors may be missing.
+        whole_groups: Of heads and what is inside them, the inside keeps the anchor's size.
     """
     sizes = {id: s.size for id, s in graph.spaces.items() if s.pinned is not None}
     misfits: list[Misfit] = []
@@ -184,7 +191,10 @@ def solve_widths(graph: LayerGraph, shapes: Shapes) -> tuple[dict[str, int], tup
             except ValueError as error:
                 reasons = {graph.spaces[u].pinned for u in axis_units(axis)} - {None}
                 pinned = f"; that axis is pinned: {', '.join(sorted(map(str, reasons)))}"
-                misfits.append(Misfit(name, dim, f"{error}" + (pinned if reasons else "")))
+                inside = any(graph.spaces[u].per is not None for u in axis_units(axis))
+                groups = "; heads and groups go whole" if inside else ""
+                why = f"{error}" + groups + (pinned if reasons else "")
+                misfits.append(Misfit(name, dim, why))
                 continue
             if found is None:
                 left.append((name, dim))
@@ -192,8 +202,10 @@ def solve_widths(graph: LayerGraph, shapes: Shapes) -> tuple[dict[str, int], tup
         if len(left) == len(pending):
             name, dim = left[0]
             axis = graph.tensors[name].axes[dim].expr
-            unknown = next(u for u in axis_units(axis) if u not in sizes)
-            sizes[unknown] = graph.spaces[unknown].size
+            unknown = [u for u in axis_units(axis) if u not in sizes]
+            if whole_groups:
+                unknown.sort(key=lambda u: graph.spaces[u].per is None)
+            sizes[unknown[0]] = graph.spaces[unknown[0]].size
         pending = left
     return sizes, tuple(misfits)
 
