@@ -135,7 +135,9 @@ def test_every_request_field_has_an_option(name):
     wanted = {f.name for kind in (REQUESTS[name], RunOptions) for f in fields(kind)}
     files = {"arch", "free_outputs", "key", "strict", "vocab"}
     files |= {"skip", "only", "keep_extras", "shard_size"}
-    omitted = {"demo": files, "inspect": {"repair"}}
+    made = {"synthetic", "synthetic_kind", "input_shape", "post_activations", "max_memory"}
+    inputs = made | {"samples", "num_samples", "force", "refit", "ridge", "calibrate"}
+    omitted = {"demo": files | inputs, "inspect": {"repair"}, "curve": made}
     assert wanted - omitted.get(name, set()) == taken
     assert wanted <= set(OPTIONS)
 
@@ -148,7 +150,7 @@ def test_every_request_field_has_an_option(name):
     [
         ("merge a b -o f --weights 1,x", "--weights 1,x"),
         ("merge a b -o f --weights ,", "--weights ,"),
-        ("merge a b -o f --align up", "use one of: wts, none"),
+        ("merge a b -o f --align up", "use one of: wts, acts, none"),
         ("merge a b -o f --metric manhattan", "--metric"),
         ("merge a b -o f --dtype int8", "--dtype"),
         ("merge a b -o f --epsilon 0", "--epsilon 0"),
@@ -489,7 +491,7 @@ def test_completion_offers_choices(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         app.main([])
     assert ended.value.code == 0
-    assert capsys.readouterr().out.split() == ["wts", "none"]
+    assert capsys.readouterr().out.split() == ["wts", "acts", "none"]
 
 
 def fresh(*arguments, code="import sys; from otfuse_cli.app import main; sys.exit(main())", **more):

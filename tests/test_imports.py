@@ -17,6 +17,7 @@ NAME = "otfuse_cli"
 LEVELS = [
     {"app", "help", "options", "render", "tables"},
     {"", "commands"},
+    {"plot"},
     {"prune", "fuse"},
     {"align"},
     {"network"},
@@ -98,6 +99,10 @@ def test_floor_stands_on_errors_alone(module):
 
 def test_only_solve_imports_solvers():
     assert importers("ot", "scipy.optimize", "lap") <= {f"{NAME}.transport.solve"}
+
+
+def test_only_plot_draws():
+    assert importers("matplotlib") == {f"{NAME}.plot.drawing"}
 
 
 def test_only_specs_and_weights_are_yaml():

@@ -27,6 +27,8 @@ __all__ = [
     "__version__",
     "align",
     "check",
+    "curve",
+    "evaluate",
     "inspect",
     "merge",
     "prune_fuse",
@@ -103,3 +105,38 @@ def check(checkpoint: Source, arch: str, **options: Any) -> Report:
     from .commands.requests import CheckRequest
 
     return verb(CheckRequest(checkpoint=checkpoint, arch=arch, **options))
+
+
+def evaluate(*checkpoints: Source, samples: Any, **options: Any) -> Report:
+    """Measure models on labelled samples; the numbers are in the report's `evaluation`.
+
+    Args:
+        checkpoints: Paths or state dicts.
+        samples: A file, `file.py:loader`, (inputs, labels), or a mapping of names to arrays.
+        options: Fields of `EvaluateRequest`, for example `arch="net.py:make_net"`.
+
+    Raises:
+        OtfuseError: With the exit code that the command would have.
+    """
+    from .commands.evaluate import evaluate as verb
+    from .commands.requests import EvaluateRequest
+
+    return verb(EvaluateRequest(checkpoints=checkpoints, samples=samples, **options))
+
+
+def curve(source: Source, anchor: Source, *, samples: Any, **options: Any) -> Report:
+    """Measure what lies between two models; the numbers are in the report's `evaluation`.
+
+    Args:
+        source: Path or state dict; it is aligned to the anchor.
+        anchor: Path or state dict; it has the weight 1 at the end of the curve.
+        samples: As for `evaluate`.
+        options: Fields of `CurveRequest`, for example `steps=21`.
+
+    Raises:
+        OtfuseError: With the exit code that the command would have.
+    """
+    from .commands.curve import curve as verb
+    from .commands.requests import CurveRequest
+
+    return verb(CurveRequest(checkpoints=(source, anchor), samples=samples, **options))

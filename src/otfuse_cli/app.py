@@ -17,7 +17,9 @@ import typer
 from . import render
 from .commands.requests import (
     CheckRequest,
+    CurveRequest,
     DemoRequest,
+    EvaluateRequest,
     InspectRequest,
     MergeRequest,
     PruneFuseRequest,
@@ -173,6 +175,41 @@ def check(request: CheckRequest, progress: Progress) -> Report:
 
 
 @_command(
+    "eval",
+    EvaluateRequest,
+    "otfuse eval a.pt b.pt fused.pt --arch net.py:make_net --samples test.npz",
+    "otfuse eval a.pt b.pt --arch mlp --samples test.npz --ensemble --average",
+)
+def evaluate(request: EvaluateRequest, progress: Progress) -> Report:
+    """Measure checkpoints on labelled samples: accuracy and cross-entropy.
+
+    Token models without labels are measured on the next token, and have a perplexity. --arch names
+    the network (and runs its code).
+    """
+    from .commands.evaluate import evaluate as verb
+
+    return verb(request, progress=progress)
+
+
+@_command(
+    "curve",
+    CurveRequest,
+    "otfuse curve a.pt b.pt --arch net.py:make_net --samples test.npz",
+    "otfuse curve a.pt b.pt --arch mlp --samples test.npz --paper --plot curve.png",
+    omit=("synthetic", "synthetic_kind", "input_shape", "post_activations", "max_memory"),
+)
+def curve(request: CurveRequest, progress: Progress) -> Report:
+    """Measure what lies between two checkpoints, for weights from 0 to 1 of the second one.
+
+    The plain average beside the fused one (aligned once), and the loss barrier of both: how far
+    the loss rises above the line between the ends.
+    """
+    from .commands.curve import curve as verb
+
+    return verb(request, progress=progress)
+
+
+@_command(
     "demo",
     DemoRequest,
     "otfuse demo",
@@ -180,6 +217,8 @@ def check(request: CheckRequest, progress: Progress) -> Report:
     omit=(
         *("arch", "free_outputs", "key", "strict", "vocab"),
         *("skip", "only", "keep_extras", "shard_size"),
+        *("samples", "synthetic", "synthetic_kind", "input_shape", "num_samples", "max_memory"),
+        *("post_activations", "force", "refit", "ridge", "calibrate"),
     ),
 )
 def demo(request: DemoRequest, progress: Progress) -> Report:

@@ -89,6 +89,8 @@ def build(request_type: Callable[..., Any], keywords: Mapping[str, Any]) -> Any:
         text = values["weights"]
         by_file = text.endswith((".yaml", ".yml"))
         values["weights"] = read_weights(Path(text)) if by_file else parse_weights(text)
+    if values.get("input_shape") is not None:
+        values["input_shape"] = parse_shape(values["input_shape"])
     if values.get("shard_size") is not None:
         parse_size(values["shard_size"])
     limit = values.get("max_cost")
@@ -114,6 +116,22 @@ def parse_weights(text: str) -> tuple[float, ...]:
             where=f"--weights {text}",
             fix="one per checkpoint, for example --weights 0.7,0.3",
         ) from error
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """`1,28,28` as numbers.
+
+    Raises:
+        UsageError: A part isn't a positive whole number.
+    """
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise UsageError(
+            "a shape is whole numbers, separated by commas",
+            where=f"--input-shape {text}",
+            fix="for example --input-shape 1,28,28",
+        )
+    return tuple(int(part) for part in parts)
 
 
 def _option(*flags: str, panel: str, text: str, default: object = None, **more: Any) -> Any:
@@ -177,12 +195,33 @@ OPTIONS: Mapping[str, Any] = {
             text="Exit with 7 if a space costs more than X.",
         ),
     ],
+    "ensemble": Annotated[
+        bool,
+        _flag(
+            "--ensemble", panel=FUSION, text="Also measure the mean of the checkpoints' outputs."
+        ),
+    ],
+    "average": Annotated[
+        bool,
+        _flag("--average", panel=FUSION, text="Also measure the plain average of the checkpoints."),
+    ],
+    "steps": Annotated[
+        int,
+        _option(
+            "--steps",
+            panel=FUSION,
+            metavar="N",
+            text="Points of the curve, both ends included.",
+            default=11,
+        ),
+    ],
     "align": Annotated[
         str | None,
         _choice(
             "align",
             panel=FUSION,
-            text="Match units by their incoming weights, or not at all (the plain average).",
+            text="Match units by their incoming weights, by what they do on the inputs, or not at "
+            "all (the plain average).",
         ),
     ],
     "weights": Annotated[
@@ -277,6 +316,38 @@ OPTIONS: Mapping[str, Any] = {
             text="Undo the shrinking of imperfectly matched units, from the weights alone.",
         ),
     ],
+    "refit": Annotated[
+        bool | None,
+        _flag(
+            "--refit/--no-refit",
+            panel=FUSION,
+            text="Fit every layer of the average, in closed form, to what the parents compute on "
+            "the inputs.",
+            default="refit when there are inputs",
+        ),
+    ],
+    "ridge": Annotated[
+        float,
+        _option(
+            "--ridge",
+            panel=FUSION,
+            metavar="R",
+            text="How strongly a fit is pulled toward the average.",
+            default=0.1,
+        ),
+    ],
+    "calibrate": Annotated[
+        str | None,
+        _option(
+            "--calibrate",
+            panel=FUSION,
+            metavar="|".join(CHOICES["calibrate"]),
+            text="Bring BatchNorm statistics (bn) or every layer's mean and deviation (repair) to "
+            "where they belong on the inputs; kept if agreement with the parents rises.",
+            default="auto with inputs and without a refit",
+            autocompletion=lambda: list(CHOICES["calibrate"]),
+        ),
+    ],
     "matcher": Annotated[
         str | None,
         _choice(
@@ -320,7 +391,11 @@ OPTIONS: Mapping[str, Any] = {
     ],
     "mass": Annotated[
         str | None,
-        _choice("mass", panel=MATCHING, text="Mass of a unit: equal, or the norm of its row."),
+        _choice(
+            "mass",
+            panel=MATCHING,
+            text="Mass of a unit: equal, the norm of its row, or what it does on the inputs.",
+        ),
     ],
     "solver": Annotated[
         str | None, _choice("solver", panel=MATCHING, text="Solver of each transport problem.")
@@ -344,6 +419,75 @@ OPTIONS: Mapping[str, Any] = {
             text="What the network looks like: auto (by names and shapes), a family, spec.yaml, or "
             "the network itself: file.py:factory (runs that code), graph.pt2, hf:DIR.",
             default="auto",
+        ),
+    ],
+    "samples": Annotated[
+        str | None,
+        _option(
+            "--samples",
+            panel=INPUTS,
+            metavar="FILE",
+            text="Inputs x, and labels y where something is measured: .npz, .npy, .safetensors, "
+            ".pt, or file.py:loader (runs that code). --arch must name a network to run.",
+        ),
+    ],
+    "synthetic": Annotated[
+        bool,
+        _flag(
+            "--synthetic",
+            panel=INPUTS,
+            text="Make inputs up: images of overlapping shapes, rows of first layers, token ids.",
+        ),
+    ],
+    "synthetic_kind": Annotated[
+        str,
+        _option(
+            "--synthetic-kind",
+            panel=INPUTS,
+            metavar="auto|leaves|noise|rows|tokens",
+            text="What is made up; several are joined by +.",
+            default="auto",
+        ),
+    ],
+    "input_shape": Annotated[
+        str | None,
+        _option(
+            "--input-shape",
+            panel=INPUTS,
+            metavar="N,N...",
+            text="Shape of one synthetic input: the image (1,28,28) that a vector was, say.",
+        ),
+    ],
+    "num_samples": Annotated[
+        int | None,
+        _option(
+            "--num-samples",
+            panel=INPUTS,
+            metavar="N",
+            text="How many inputs are drawn, by seed.",
+            default="400, 2000 synthetic ones, all to measure on",
+        ),
+    ],
+    "post_activations": Annotated[
+        bool | None,
+        _flag(
+            "--post-activations",
+            panel=INPUTS,
+            text="With --align acts: look at units after their activation function.",
+        ),
+    ],
+    "force": Annotated[
+        bool, _flag("--force", panel=INPUTS, text="Refit with fewer than 25 inputs too.")
+    ],
+    "max_memory": Annotated[
+        float | None,
+        _option(
+            "--max-memory",
+            panel=RUN,
+            metavar="GIB",
+            text="Memory for what networks hold between two layers; above it they run again for "
+            "every layer.",
+            default=4,
         ),
     ],
     "spec": Annotated[
@@ -412,6 +556,15 @@ OPTIONS: Mapping[str, Any] = {
             default="OUT with suffix .report.json",
         ),
     ],
+    "plot": Annotated[
+        Path | None,
+        _option(
+            "--plot",
+            panel=OUTPUT,
+            metavar="FILE.png|svg|html",
+            text="Draw what was measured; html needs no matplotlib.",
+        ),
+    ],
     "write_spec": Annotated[
         Path | None,
         _option(
@@ -447,6 +600,16 @@ OPTIONS: Mapping[str, Any] = {
     ],
     "json": Annotated[
         bool, _flag("--json", panel=OUTPUT, text="One JSON envelope on standard output.")
+    ],
+    "batch": Annotated[
+        int,
+        _option(
+            "--batch",
+            panel=RUN,
+            metavar="N",
+            text="Samples that the network takes at a time.",
+            default=250,
+        ),
     ],
     "device": Annotated[
         str,

@@ -251,12 +251,19 @@ def _print_head(sheet: _Sheet, report: Report, view: View) -> None:
 
 
 def _print_evaluation(sheet: _Sheet, evaluation: Mapping[str, Any], look: Look) -> None:
-    """Plain values as lines, mappings of names to numbers as tables."""
+    """Plain values as lines; mappings of names to numbers as tables, one for equal names."""
     mappings = {key: value for key, value in evaluation.items() if isinstance(value, Mapping)}
     sheet.line()
     sheet.pairs([(k, tables.plain(v)) for k, v in evaluation.items() if k not in mappings])
+    alike: dict[tuple[str, ...], dict[str, Mapping[str, Any]]] = {}
     for key, values in mappings.items():
-        sheet.console.print(tables.scores(key, values, look))
+        alike.setdefault(tuple(values), {})[key] = values
+    for columns in alike.values():
+        if len(columns) > 1:
+            sheet.console.print(tables.side_by_side(columns))
+            continue
+        for key, values in columns.items():
+            sheet.console.print(tables.scores(key, values, look))
 
 
 def _print_error(error: OtfuseError) -> None:

@@ -111,6 +111,29 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class StepRecord:
+    """What the fused model is worth after a step, on the inputs of the fusion.
+
+    `agreement` with the parents' ensemble, 0 to 1; `accuracy` in percent, null without labels. A
+    step that was not kept left the model as it was.
+    """
+
+    name: str
+    agreement: float
+    accuracy: float | None
+    kept: bool
+
+
+@dataclass(frozen=True)
+class RefitRecord:
+    """How far a layer misses its target, relative to it: before and after its fit."""
+
+    layer: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
 class Checks:
     """Did the aligned sources keep their function? Null where the network could not be run."""
 
@@ -133,6 +156,8 @@ class Report:
     layers: tuple[LayerRecord, ...] = ()
     candidates: tuple[Candidate, ...] = ()
     checks: Checks = field(default_factory=Checks)
+    steps: tuple[StepRecord, ...] = ()
+    refits: tuple[RefitRecord, ...] = ()
     evaluation: Mapping[str, Any] | None = None
     warnings: tuple[str, ...] = ()
     timings: Mapping[str, float] = field(default_factory=dict)
@@ -168,6 +193,8 @@ def report_from_dict(data: Mapping[str, Any]) -> Report:
         )
         values["layers"] = tuple(LayerRecord(**r) for r in values["layers"])
         values["candidates"] = tuple(Candidate(**r) for r in values["candidates"])
+        values["steps"] = tuple(StepRecord(**r) for r in values["steps"])
+        values["refits"] = tuple(RefitRecord(**r) for r in values["refits"])
         values["checks"] = Checks(**values["checks"])
         if values["graph"] is not None:
             graph = values["graph"]

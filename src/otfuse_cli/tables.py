@@ -193,10 +193,22 @@ def scores(title: str, values: Mapping[str, Any], look: Look) -> Table:
     numbers = {k: v for k, v in values.items() if isinstance(v, int | float)}
     top = max(numbers.values(), default=0)
     for name, value in values.items():
-        cells = [clean(str(name)), f"{value:.2f}" if name in numbers else plain(value)]
+        cells = [clean(str(name)), _measured(value) if name in numbers else plain(value)]
         if look.bars:
             cells.append(_bar(look, numbers.get(name), None, top))
         table.add_row(*cells)
+    return table
+
+
+def side_by_side(columns: Mapping[str, Mapping[str, Any]]) -> Table:
+    """What was measured of the same things: a column for each measure."""
+    table = _table("", *map(clean, columns))
+    for name in next(iter(columns.values())):
+        cells = [values[name] for values in columns.values()]
+        table.add_row(
+            clean(str(name)),
+            *(_measured(c) if isinstance(c, int | float | None) else plain(c) for c in cells),
+        )
     return table
 
 
@@ -223,6 +235,11 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
 def number(value: float | None) -> str:
     """Four digits; nothing for null."""
     return "" if value is None else f"{value:.4g}"
+
+
+def _measured(value: float | None) -> str:
+    """Percents in hundredths, small numbers in four digits."""
+    return f"{value:.2f}" if value is not None and abs(value) >= 10 else number(value)
 
 
 def plain(value: Any) -> str:

@@ -7,12 +7,12 @@ An axis with structure is taken apart into its factors first, so no Kronecker pr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from ..graph.axes import Axis, Cat, Prod, Unit, axis_size, axis_units
+from ..graph.axes import Axis, Cat, Fixed, Prod, Unit, axis_size, axis_units
 from ..graph.model import LayerGraph, Role
 from ..transport.maps import Map
 from .alignment import Alignment, Families, Maps
@@ -53,6 +53,32 @@ def transport(
             scales.pop(without, None)
         dims.append(_Dim(axis.expr, consume, maps, families, scales))
     return _Mover(graph).move(tensor, dims, anchor)
+
+
+def transport_value(
+    value: torch.Tensor,
+    axes: Sequence[Axis | None],
+    graph: LayerGraph,
+    alignment: Alignment,
+    *,
+    anchor: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Move what a source computes onto the anchor's units: every axis by the produce map.
+
+    Args:
+        value: An activation of the source.
+        axes: What its axes are; None = stays in place.
+        graph: The source's graph.
+        alignment: Maps of that source.
+        anchor: The anchor's activation, for maps that leave some anchor units without a source.
+    """
+    still = Fixed(1)
+    scales = dict(alignment.scales)
+    dims = [
+        _Dim(still if a is None else a, False, alignment.maps, alignment.families, scales)
+        for a in axes
+    ]
+    return _Mover(graph).move(value, dims, anchor)
 
 
 @dataclass(frozen=True)

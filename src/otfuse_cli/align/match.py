@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..errors import IncompatibleModels, UsageError
 from ..graph.axes import axis_units
 from ..runtime import Runtime
@@ -10,14 +12,18 @@ from .balance import balance
 from .descent import Found
 from .measure import measure
 from .models import Model
-from .portfolio import Portfolio
+from .portfolio import Judge, Portfolio
 from .recipe import Recipe
 from .residual_average import sweep_average
 from .sweep import Match, stream_spaces, sweep
 
 
-def match(source: Model, anchor: Model, recipe: Recipe, runtime: Runtime) -> Match:
+def match(
+    source: Model, anchor: Model, recipe: Recipe, runtime: Runtime, judge: Judge | None = None
+) -> Match:
     """Align `source` to `anchor`; with `align none` every unit stays in its place.
+
+    A `judge` scores the candidates of `--matcher auto`; without one the objective decides.
 
     Raises:
         SolveFailed: A transport problem was not solved.
@@ -32,7 +38,7 @@ def match(source: Model, anchor: Model, recipe: Recipe, runtime: Runtime) -> Mat
     first = (sweep_average if average else sweep)(source, anchor, recipe, runtime)
     errors = {s.id: s.marginal_error for s in first.spaces}
     swept = Found(first.alignment, 0.0, first.flop, errors=errors)
-    portfolio = Portfolio(source, anchor, recipe, runtime, swept)
+    portfolio = Portfolio(source, anchor, recipe, runtime, swept, judge)
     only = _sweep_only(recipe, average=average)
     warnings: tuple[str, ...] = ()
     if recipe.matcher in ("descent", "frank-wolfe") and only is not None:
@@ -45,6 +51,9 @@ def match(source: Model, anchor: Model, recipe: Recipe, runtime: Runtime) -> Mat
     if recipe.matcher == "auto" and only is not None:
         warnings = (f"--matcher auto is the sweep alone with {only}",)
     elif recipe.matcher == "auto":
+        if source.observed and recipe.align == "wts" and recipe.solver == "exact":
+            seen = sweep(source, anchor, replace(recipe, align="acts"), runtime)
+            portfolio.observe(Found(seen.alignment, 0.0, seen.flop))
         portfolio.auto()
     elif recipe.matcher != "sweep" and not (
         recipe.matcher == "frank-wolfe" and portfolio.frank_wolfe()

@@ -5,7 +5,7 @@ Legend: N source units, M anchor units, K features.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +30,7 @@ class Rows:
     producers: tuple[Producer, ...]
     source: tuple[torch.Tensor, ...]
     anchor: tuple[torch.Tensor, ...]
+    observed: bool = False  # what units do on inputs, not their weights
 
     @property
     def features(self) -> int:
@@ -42,6 +43,7 @@ class Rows:
             self.producers,
             tuple(r[source_unit] for r in self.source),
             tuple(r[anchor_unit] for r in self.anchor),
+            self.observed,
         )
 
 
@@ -61,9 +63,40 @@ def read_rows(
     )
 
 
+def observed_rows(
+    source: Model, anchor: Model, space: str, recipe: Recipe, *, only: Collection[str] | None = None
+) -> Rows | None:
+    """What the units of a space do on the inputs, with `--align acts`; None where it is not seen.
+
+    Args:
+        source: Observed on the same inputs as the anchor.
+        anchor: The anchor.
+        space: Whose units.
+        recipe: Its align.
+        only: Of the layers with these weights.
+    """
+    if recipe.align != "acts":
+        return None
+    pairs = [
+        (mine, theirs)
+        for mine, theirs in zip(
+            source.observed.get(space, ()), anchor.observed.get(space, ()), strict=True
+        )
+        if only is None or theirs.weight in only
+    ]
+    if not pairs:
+        return None
+    return Rows(
+        tuple(Producer(theirs.layer, theirs.weight, 0) for _, theirs in pairs),
+        tuple(mine.features_NF for mine, _ in pairs),
+        tuple(theirs.features_NF for _, theirs in pairs),
+        observed=True,
+    )
+
+
 def solve_rows(rows: Rows, recipe: Recipe) -> Solution:
     """The transport plan between the units of a space, by the recipe's cost, mass and solver."""
-    cost_NM = _cost(rows.source, rows.anchor, recipe)
+    cost_NM = _cost(rows, recipe)
     tie_NM = None
     if has_ties(cost_NM):
         raw = [joined(r, unit_norm=False) for r in (rows.source, rows.anchor)]
@@ -72,6 +105,11 @@ def solve_rows(rows: Rows, recipe: Recipe) -> Solution:
     if recipe.mass == "norm":
         mass_N, mass_M = (
             mass.from_norms(torch.cat([*side], -1).norm(dim=-1).cpu())
+            for side in (rows.source, rows.anchor)
+        )
+    elif recipe.mass == "importance" and rows.observed:
+        mass_N, mass_M = (
+            mass.from_norms(_importance(torch.cat([*side], -1)).cpu())
             for side in (rows.source, rows.anchor)
         )
     return solve(
@@ -86,11 +124,11 @@ def solve_rows(rows: Rows, recipe: Recipe) -> Solution:
 
 def identity_cost(rows: Rows, recipe: Recipe) -> float | None:
     """Mean cost of leaving every unit in its place; None for unequal sizes."""
-    source, anchor = (joined(r, unit_norm=recipe.unit_norm) for r in (rows.source, rows.anchor))
+    source, anchor = (_compared(r, rows, recipe) for r in (rows.source, rows.anchor))
     if source.shape != anchor.shape:
         return None
     return float(
-        paired_cost(source, anchor, metric=Metric(recipe.metric), dead_cost=_dead_cost(recipe))
+        paired_cost(source, anchor, metric=_metric(recipe), dead_cost=_dead_cost(rows, recipe))
         .double()
         .mean()
     )
@@ -100,7 +138,7 @@ def layer_records(rows: Rows, plan: Plan, source: int, recipe: Recipe) -> list[L
     """The space's plan against each layer's own rows."""
     records = []
     for at, producer in enumerate(rows.producers):
-        own = Rows((producer,), (rows.source[at],), (rows.anchor[at],))
+        own = Rows((producer,), (rows.source[at],), (rows.anchor[at],), rows.observed)
         records.append(
             LayerRecord(
                 producer.layer, source, plan_cost(own, plan, recipe), identity_cost(own, recipe)
@@ -113,11 +151,11 @@ def plan_cost(rows: Rows, plan: Plan, recipe: Recipe) -> float:
     """`<plan, cost>` of given rows; a hard plan needs no cost matrix."""
     if plan.index_M is not None:
         picked = tuple(r.index_select(0, plan.index_M.to(r.device)) for r in rows.source)
-        moved = Rows(rows.producers, picked, rows.anchor)
+        moved = Rows(rows.producers, picked, rows.anchor, rows.observed)
         cost = identity_cost(moved, recipe)
         assert cost is not None
         return cost
-    return plan.cost(_cost(rows.source, rows.anchor, recipe))
+    return plan.cost(_cost(rows, recipe))
 
 
 def space_record(
@@ -142,17 +180,32 @@ def to_map(plan: Plan, recipe: Recipe) -> Map:
     return as_map(plan, scale="paper" if recipe.scale == "paper" else "preserve")
 
 
-def _cost(
-    source: Sequence[torch.Tensor], anchor: Sequence[torch.Tensor], recipe: Recipe
-) -> torch.Tensor:
+def _cost(rows: Rows, recipe: Recipe) -> torch.Tensor:
     return cost_matrix(
-        joined(source, unit_norm=recipe.unit_norm),
-        joined(anchor, unit_norm=recipe.unit_norm),
-        metric=Metric(recipe.metric),
-        dead_cost=_dead_cost(recipe),
+        _compared(rows.source, rows, recipe),
+        _compared(rows.anchor, rows, recipe),
+        metric=_metric(recipe),
+        dead_cost=_dead_cost(rows, recipe),
     )
 
 
-def _dead_cost(recipe: Recipe) -> float | None:
+def _compared(side: Sequence[torch.Tensor], rows: Rows, recipe: Recipe) -> torch.Tensor:
+    """Rows as the cost compares them; activations as they are."""
+    if recipe.metric == "correlation":
+        side = [r - r.mean(-1, keepdim=True) for r in side]
+    return joined(side, unit_norm=recipe.unit_norm and not rows.observed)
+
+
+def _metric(recipe: Recipe) -> Metric:
+    """Correlation is the cosine of centred rows."""
+    return Metric.COSINE if recipe.metric == "correlation" else Metric(recipe.metric)
+
+
+def _dead_cost(rows: Rows, recipe: Recipe) -> float | None:
     """At unit norm a dead row costs 1 to everything: it neither attracts nor repels."""
-    return 1.0 if recipe.unit_norm else None
+    return 1.0 if recipe.unit_norm and not rows.observed else None
+
+
+def _importance(features_NF: torch.Tensor) -> torch.Tensor:
+    """Mean |activation| times its standard deviation (the paper's S1.2)."""
+    return features_NF.abs().mean(1) * features_NF.std(1, correction=0)

@@ -11,7 +11,14 @@ from ..report import LayerRecord, SpaceRecord
 from ..transport.maps import Map
 from .alignment import Alignment
 from .features import producers
-from .match_space import Rows, identity_cost, layer_records, plan_cost, read_rows
+from .match_space import (
+    Rows,
+    identity_cost,
+    layer_records,
+    observed_rows,
+    plan_cost,
+    read_rows,
+)
 from .models import Model
 from .recipe import Recipe
 from .sweep import mean_record, output_records, processing_order, stream_spaces
@@ -30,7 +37,10 @@ def measure(
     spaces: list[SpaceRecord] = []
     layers: list[LayerRecord] = []
     for space in processing_order(graph):
-        rows = read_rows(source, anchor, producers(graph, space.id), space.id, alignment)
+        rows = observed_rows(source, anchor, space.id, recipe)
+        if rows is None:
+            every = producers(graph, space.id)
+            rows = read_rows(source, anchor, every, space.id, alignment)
         maps = alignment.families.get(space.id) or (alignment.maps[space.id],)
         inner = [rows] if space.per is None else [rows.unit(u, u) for u in range(len(maps))]
         solver = "identity" if space.id in held else _solver(maps, recipe)

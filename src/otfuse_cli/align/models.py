@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from ..checkpoint.open import Checkpoint, require_finite
 from ..graph.model import LayerGraph
+from .activations import Observed
 
 
 @dataclass(frozen=True)
 class Model:
-    """One parent. `index` is its place on the command line, counted from 0."""
+    """One parent.
+
+    Attributes:
+        index: Its place on the command line, counted from 0.
+        checkpoint: Its file.
+        graph: Its layer graph.
+        device: Where it is computed with.
+        observed: What its units do on the inputs, by space; empty without inputs.
+    """
 
     index: int
     checkpoint: Checkpoint
     graph: LayerGraph
     device: str = "cpu"
+    observed: Observed = field(default_factory=dict, compare=False)
 
     def stored(self, name: str) -> torch.Tensor:
         """The tensor in the dtype of the file, on the CPU, checked to be finite.

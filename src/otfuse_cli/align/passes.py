@@ -92,7 +92,7 @@ def realign(
                 anchor.checkpoint,
                 anchor.graph,
                 anchor.device,
-                tuple(o for o in others if o[2] > 0),
+                members=tuple(o for o in others if o[2] > 0),
             )
             again, candidate = _again(source, target, maps[at], recipe, runtime, number)
             moved |= not _same(again, maps[at])

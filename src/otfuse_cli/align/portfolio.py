@@ -31,6 +31,10 @@ _USUAL_PASSES, _FEW_PASSES = 6, 3
 _EQUAL = 1e-6
 
 
+# How often the average under an alignment agrees with its parents, from 0 to 1.
+Judge = Callable[[Alignment], float]
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The alignment that a portfolio chose, all that were tried, and what was not."""
@@ -44,25 +48,36 @@ class Portfolio:
     """Candidates for one source, by name; the best so far."""
 
     def __init__(
-        self, source: Model, anchor: Model, recipe: Recipe, runtime: Runtime, swept: Found
+        self,
+        source: Model,
+        anchor: Model,
+        recipe: Recipe,
+        runtime: Runtime,
+        swept: Found,
+        judge: Judge | None = None,
     ) -> None:
-        """Begin with the sweep's maps; their objective is computed here."""
+        """Begin with the sweep's maps; their objective is computed here.
+
+        With a `judge` the candidate that it likes best wins; without, the largest objective.
+        """
+        self.judge = judge
         self.source, self.anchor, self.recipe, self.runtime = source, anchor, recipe, runtime
         self.work = Similarity(source, anchor, paper_scale=recipe.scale == "paper")
         self.spaces = movable(self.work, recipe)
         self.tried: list[tuple[str, Found]] = []
         self.left_out: list[Candidate] = []
         self.warnings: list[str] = []
+        self.seen: Found | None = None
         self.swept = replace(swept, objective=self.work.objective(swept.alignment))
         self.tried.append(("sweep", self.swept))
 
     def outcome(self) -> Outcome:
-        """The largest objective wins, the earliest among equals."""
-        name, best = self._best()
+        """The best agreement wins, or the largest objective; the earliest among equals."""
+        name, best, agreements = self._judged()
         free = any(self.anchor.graph.free())
         candidates = [
-            Candidate(n, self.source.index, f.objective, None, f.flop, f is best)
-            for n, f in self.tried
+            Candidate(n, self.source.index, f.objective, agreement, f.flop, f is best)
+            for (n, f), agreement in zip(self.tried, agreements, strict=True)
         ]
         if free and (name.startswith("identity") or _in_place(best.alignment)):
             self.warnings.append(
@@ -70,6 +85,10 @@ class Portfolio:
                 "as after fine-tuning one start: a plain average (--align none) is enough"
             )
         return Outcome(best, (*candidates, *self.left_out), tuple(self.warnings))
+
+    def observe(self, found: Found) -> None:
+        """Take in the maps of a sweep over activations."""
+        self.seen = replace(found, objective=self.work.objective(found.alignment))
 
     def descent(self) -> None:
         """Sweep, then descent, whatever the effort."""
@@ -104,6 +123,12 @@ class Portfolio:
         entropic = self.recipe.solver != "exact"
         passes = _FEW_PASSES if dear or entropic else MOST_PASSES
         self._descend("sweep + descent", self.swept, salt=0, passes=passes)
+        if self.seen is not None:
+            self.tried.append(("activations", self.seen))
+            again = partial(
+                self._descend, "activations + descent", self.seen, salt=0, passes=passes
+            )
+            self._try("activations + descent", usual, again)
         relaxed = MOST_STEPS * (self.work.dense_flop(self.spaces) + pass_flop)
         self._try("frank-wolfe + descent", relaxed + usual, self.frank_wolfe)
         if plain is not None and plain.objective > self.swept.objective * (1 + _EQUAL):
@@ -160,6 +185,16 @@ class Portfolio:
             if found.objective > best.objective + _EQUAL * abs(best.objective):
                 name, best = other, found
         return name, best
+
+    def _judged(self) -> tuple[str, Found, list[float | None]]:
+        name, best = self._best()
+        if self.judge is None or len(self.tried) < 2:
+            return name, best, [None] * len(self.tried)
+        scores = [self.judge(found.alignment) for _, found in self.tried]
+        order = sorted(
+            range(len(scores)), key=lambda at: (-scores[at], -self.tried[at][1].objective, at)
+        )
+        return *self.tried[order[0]], [*scores]
 
     def _spent(self) -> float:
         return sum(found.flop for _, found in self.tried)

@@ -10,14 +10,15 @@ from typing import Any
 from ..errors import UsageError
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
-    "align": ("wts", "none"),
+    "align": ("wts", "acts", "none"),
     "matcher": ("auto", "sweep", "descent", "frank-wolfe"),
-    "metric": ("euclidean", "sqeuclidean", "cosine"),
-    "mass": ("uniform", "norm"),
+    "metric": ("euclidean", "sqeuclidean", "cosine", "correlation"),
+    "mass": ("uniform", "norm", "importance"),
     "solver": ("exact", "sinkhorn", "unbalanced"),
     "residual": ("shared", "average", "identity"),
     "scale": ("preserve", "balanced", "paper"),
     "repair": ("auto", "none"),
+    "calibrate": ("none", "bn", "repair", "auto"),
     "vocab": ("refuse", "common", "anchor"),
     "dtype": ("keep", "float32", "float64", "float16", "bfloat16"),
 }
@@ -28,12 +29,13 @@ class Recipe:
     """Every option that shapes the result, resolved. Goes into the report as it is.
 
     Attributes:
-        align: `wts`, or `none` for the plain average.
+        align: `wts`, `acts` (what units do on the inputs), or `none` for the plain average.
         matcher: How maps are found: `sweep`, `descent`, `frank-wolfe`, or the best of them, `auto`.
         effort: Floating point operations that `auto` may plan to spend on one source.
         metric: Ground metric between units.
         unit_norm: Compare rows at unit norm (cost only).
-        mass: `uniform` or `norm` (row norms).
+        mass: `uniform`, `norm` (row norms), or `importance` (mean |activation| times its
+            deviation).
         solver: `exact`, `sinkhorn` or `unbalanced`.
         epsilon: Entropic regularisation, in standard deviations of the centred cost.
         residual: How residual streams are mapped.
@@ -42,6 +44,7 @@ class Recipe:
             one length (`balanced`), or the paper's.
         passes: Rounds over the sources; from the second, each is matched to the mean of the others.
         repair: `auto`: undo the shrinking of imperfect matches, from the weights alone; or `none`.
+        post_activations: Look at units after their activation function instead of before.
         seed: Decides everything random.
     """
 
@@ -58,6 +61,7 @@ class Recipe:
     scale: str = "preserve"
     passes: int = 1
     repair: str = "auto"
+    post_activations: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:

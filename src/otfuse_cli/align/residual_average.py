@@ -16,7 +16,7 @@ from ..transport.maps import Map
 from ..transport.plan import Plan
 from .alignment import Alignment
 from .features import producers
-from .match_space import layer_records, read_rows, solve_rows, space_record, to_map
+from .match_space import layer_records, observed_rows, read_rows, solve_rows, space_record, to_map
 from .models import Model
 from .recipe import Recipe
 from .sweep import Match, output_records
@@ -107,7 +107,9 @@ class _Walk:
                         u: self.current[u] for u in axis_units(axis.expr) if u in self.current
                     }
         alignment = Alignment(self.current, overrides=self.overrides)
-        rows = read_rows(self.source, self.anchor, chosen, space, alignment)
+        rows = observed_rows(self.source, self.anchor, space, self.recipe, only=names)
+        if rows is None:
+            rows = read_rows(self.source, self.anchor, chosen, space, alignment)
         solution = solve_rows(rows, self.recipe)
         self.flop += 2.0 * rows.source[0].shape[0] * rows.anchor[0].shape[0] * rows.features
         map = to_map(solution.plan, self.recipe)

@@ -24,6 +24,7 @@ from .match_space import (
     Rows,
     identity_cost,
     layer_records,
+    observed_rows,
     plan_cost,
     read_rows,
     solve_rows,
@@ -100,10 +101,15 @@ class _Sweep:
         self.spaces: list[SpaceRecord] = []
         self.layers: list[LayerRecord] = []
         self.measured: set[tuple[str, str]] = set()
+        self.seen: set[str] = set()
         self.flop = 0.0
         self.streams = stream_spaces(anchor.graph) if recipe.residual == "identity" else frozenset()
 
     def solve(self, space: Space) -> None:
+        seen = observed_rows(self.source, self.anchor, space.id, self.recipe)
+        if seen is not None:
+            self._solve_map(space, seen)
+            return
         every = producers(self.anchor.graph, space.id)
         chosen = tuple(p for p in every if not self._unsettled(p, space))
         pool = self._families_of(space)
@@ -114,7 +120,10 @@ class _Sweep:
         rows = read_rows(self.source, self.anchor, chosen, space.id, self.alignment, pool)
         if space.per is not None:
             self._solve_family(space, rows)
-            return
+        else:
+            self._solve_map(space, rows)
+
+    def _solve_map(self, space: Space, rows: Rows) -> None:
         if space.id in self.streams:
             solution = _stay(space, rows, self.recipe)
         else:
@@ -180,11 +189,13 @@ class _Sweep:
     def _measure(self, rows: Rows, plan: Plan, space: str) -> None:
         self.layers += layer_records(rows, plan, self.source.index, self.recipe)
         self.measured |= {(space, p.weight) for p in rows.producers}
+        if rows.observed:
+            self.seen.add(space)
 
     def measure_the_rest(self, order: Sequence[Space]) -> None:
         """Layers that a shared space was not solved from, and the output layers."""
         for space in order:
-            if space.per is None:
+            if space.per is None and space.id not in self.seen:
                 for producer in producers(self.anchor.graph, space.id):
                     if (space.id, producer.weight) not in self.measured:
                         rows = read_rows(

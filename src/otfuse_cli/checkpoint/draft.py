@@ -206,9 +206,18 @@ def write_text(path: Path, text: str, *, overwrite: bool) -> None:
     Raises:
         OutputRefused: It exists and `overwrite` is false, or can't be written.
     """
+    write_bytes(path, text.encode("utf-8"), overwrite=overwrite)
+
+
+def write_bytes(path: Path, data: bytes, *, overwrite: bool) -> None:
+    """Write a small file, complete under its name or not at all.
+
+    Raises:
+        OutputRefused: It exists and `overwrite` is false, or can't be written.
+    """
     draft = Draft(path)
     try:
-        draft.write_at(memoryview(text.encode("utf-8")), 0)
+        draft.write_at(memoryview(data), 0)
         draft.publish(overwrite=overwrite)
     except BaseException:
         draft.discard()

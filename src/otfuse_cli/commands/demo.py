@@ -12,9 +12,11 @@ import numpy as np
 import torch
 
 from ..checkpoint.open import open_checkpoint
-from ..graph.model import LayerGraph
-from ..graph.recognise import layer_graph
-from ..network.mlp import accuracy, mlp_forward
+from ..network.architecture import architecture
+from ..network.evaluation import score
+from ..network.factory import Network
+from ..network.forward import logits
+from ..network.samples import Samples
 from ..report import Report
 from ..runtime import Progress, silent
 from .merge import merge_tensors
@@ -34,7 +36,7 @@ def demo(request: DemoRequest, *, progress: Progress = silent) -> Report:
             stack.enter_context(resources.as_file(folder / name))
             for name in ("a.safetensors", "b.safetensors", "digits.npz")
         )
-        inputs, labels = _digits(digits)
+        samples = _digits(digits)
         shared = {**vars(request), "checkpoints": (a, b)}
         fused, report = merge_tensors(MergeRequest(**shared), progress=progress)
         plain, _ = merge_tensors(MergeRequest(checkpoints=(a, b), align="none", device="cpu"))
@@ -42,27 +44,24 @@ def demo(request: DemoRequest, *, progress: Progress = silent) -> Report:
         for name, path in (("parent a", a), ("parent b", b)):
             with open_checkpoint(path) as checkpoint:
                 models[name] = {n: checkpoint.read(n) for n in checkpoint.infos}
-                graph = layer_graph("auto", shapes_of(checkpoint))
+                network = architecture("mlp", shapes_of(checkpoint)).network
         models |= {"plain average": plain, "fused": fused}
-        scores = {name: _score(graph, tensors, inputs, labels) for name, tensors in models.items()}
+        assert network is not None
+        scores = {name: _accuracy(network, tensors, samples) for name, tensors in models.items()}
     return replace(
         report,
         command="demo",
         inputs=tuple(replace(i, path=Path(i.path).name) for i in report.inputs),
-        evaluation={"samples": len(labels), "accuracy": scores},
+        evaluation={"samples": samples.count, "accuracy": scores},
     )
 
 
-def _digits(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
+def _digits(path: Path) -> Samples:
     """The bundled test split: pixels from 0 to 1, and labels."""
     with np.load(path) as data:
-        return torch.from_numpy(data["x"].astype(np.float32) / 16), torch.from_numpy(data["y"])
+        pixels = torch.from_numpy(data["x"].astype(np.float32) / 16)
+        return Samples((pixels,), {}, torch.from_numpy(data["y"]))
 
 
-def _score(
-    graph: LayerGraph,
-    tensors: Mapping[str, torch.Tensor],
-    inputs: torch.Tensor,
-    labels: torch.Tensor,
-) -> float:
-    return accuracy(mlp_forward(graph, tensors.__getitem__, inputs), labels)
+def _accuracy(network: Network, tensors: Mapping[str, torch.Tensor], samples: Samples) -> float:
+    return score(logits(network, tensors, samples), samples).accuracy

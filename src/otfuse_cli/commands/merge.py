@@ -30,6 +30,7 @@ from ..fuse.selection import Selection
 from ..report import FileRecord, Report
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
 from ..stored import report_beside
+from .bench import Improved, improve, open_bench, watch_units
 from .function import check_function
 from .outputs import refuse_outputs, require_room
 from .parents import (
@@ -41,7 +42,7 @@ from .parents import (
     graph_record,
     open_checkpoints,
 )
-from .requests import FusionOptions, MergeRequest, OutputOptions, Source
+from .requests import ImproveOptions, MergeRequest, OutputOptions, Source
 from .weights import Rules, weight_rules
 
 Put = Callable[[str, torch.Tensor], None]
@@ -57,7 +58,7 @@ class Plan:
     weights: tuple[float, ...]
     output: Path | None
     report: Path | None
-    options: FusionOptions
+    options: ImproveOptions
     target: OutputOptions
     rules: Rules = ()
 
@@ -139,9 +140,16 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
         used = {plan.anchor_index, *(m.index for m in sources)}
         with watch("read"):
             _require_finite_inputs([parents.whole, *sources], runtime)
+        with watch("inputs"):
+            bench = open_bench(parents, plan.options, recipe, selection, runtime)
+            if bench is not None:
+                parents = watch_units(bench, parents, recipe)
+                sources = [m for m in parents.sources if selection.used(m.index)]
         matches: list[Match] = []
         with watch("match"):
-            matches = [match(source, parents.anchor, recipe, runtime) for source in sources]
+            for source in sources:
+                judge = None if bench is None else bench.judge(source)
+                matches.append(match(source, parents.anchor, recipe, runtime, judge))
             matches = realign(sources, matches, parents.anchor, weights, recipe, runtime)
         aligned = [
             Aligned(source, found.alignment, weights[source.index])
@@ -153,6 +161,12 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
         if recipe.repair == "auto" and (plan.rules or not _endpoint(aligned)):
             repair = plan_repair(parents.anchor.graph)
         fused = Fused(parents.whole, parents.anchor, aligned, selection, repair)
+        better = Improved()
+        if bench is not None:
+            with watch("refit"):
+                endpoint = _endpoint(aligned)
+                better = improve(bench, fused, recipe, plan.options, endpoint=endpoint)
+                fused = replace(fused, better=better.tensors)
         with watch("write"):
             lost = _write(plan, fused, runtime, also)
         with watch("read"):
@@ -174,8 +188,11 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
                 *_warnings(parents, recipe, aligned, repair),
                 *(w for m in matches for w in m.warnings),
                 *remarks,
+                *better.remarks,
             ),
             checks=checks,
+            steps=better.steps,
+            refits=better.refits,
         )
     report = replace(report, timings=dict(watch.seconds), peak_rss_bytes=peak_rss_bytes())
     if plan.report is not None:
@@ -301,6 +318,7 @@ def _recipe(plan: Plan, recipe: Recipe, runtime: Runtime) -> dict[str, Any]:
         "anchor": plan.anchor_index,
         "arch": plan.options.arch,
         "paper": plan.options.paper,
+        **_inputs_recipe(plan.options),
         "strict": plan.options.strict,
         "vocab": plan.options.vocab,
         "weight_rules": [{"pattern": p, "weights": list(w)} for p, w in plan.rules],
@@ -310,6 +328,21 @@ def _recipe(plan: Plan, recipe: Recipe, runtime: Runtime) -> dict[str, Any]:
         "shard_size": plan.target.shard_size,
         "dtype": plan.target.dtype,
         "device": runtime.device,
+    }
+
+
+def _inputs_recipe(options: ImproveOptions) -> dict[str, Any]:
+    """Which inputs were used, and what for."""
+    samples = options.samples
+    return {
+        "samples": str(samples) if isinstance(samples, str | Path) else None,
+        "synthetic": options.synthetic,
+        "synthetic_kind": options.synthetic_kind,
+        "num_samples": options.num_samples,
+        "input_shape": options.input_shape,
+        "refit": options.refits,
+        "ridge": options.ridge,
+        "calibrate": options.calibration,
     }
 
 

@@ -23,17 +23,22 @@ else:
     StateDict = Mapping
 
 Source = str | Path | StateDict
+# A file, `file.py:loader`, or in memory: inputs, (inputs, labels), or a mapping of names to arrays.
+SampleSource = Any
 
 __all__ = [
     "CHOICES",
     "CheckRequest",
+    "CurveRequest",
     "DemoRequest",
+    "EvaluateRequest",
     "FusionOptions",
     "InspectRequest",
     "MergeRequest",
     "OutputOptions",
     "PruneFuseRequest",
     "Recipe",
+    "SampleSource",
     "Source",
     "normalised",
 ]
@@ -77,6 +82,13 @@ class FusionOptions:
     scale: str | None = None
     passes: int | None = None
     repair: str | None = None
+    post_activations: bool | None = None
+    samples: SampleSource | None = None
+    synthetic: bool = False
+    synthetic_kind: str = "auto"
+    input_shape: tuple[int, ...] | None = None
+    num_samples: int | None = None
+    max_memory: float | None = None
     seed: int = 0
 
     def recipe(self) -> Recipe:
@@ -94,6 +106,49 @@ class FusionOptions:
         if preset.get("align") == "none":
             preset.setdefault("repair", "none")
         return Recipe(**preset)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImproveOptions(FusionOptions):
+    """What is done with the average when there are inputs. `refit` None: when there are any."""
+
+    refit: bool | None = None
+    force: bool = False
+    ridge: float = 0.1
+    calibrate: str | None = None
+
+    def __post_init__(self) -> None:
+        others = getattr(super(), "__post_init__", None)
+        if others is not None:
+            others()
+        if not (isfinite(self.ridge) and self.ridge >= 0):
+            raise UsageError("a ridge is finite and not negative", where=f"--ridge {self.ridge}")
+        if self.calibrate is not None and self.calibrate not in CHOICES["calibrate"]:
+            raise UsageError(
+                f"unknown value {self.calibrate!r}",
+                where="--calibrate",
+                fix=f"use one of: {', '.join(CHOICES['calibrate'])}",
+            )
+
+    @property
+    def has_inputs(self) -> bool:
+        """Whether there is anything to run networks on."""
+        return self.samples is not None or self.synthetic
+
+    @property
+    def refits(self) -> bool:
+        """Whether layers are fitted."""
+        if self.refit is not None:
+            return self.refit and self.has_inputs
+        return self.has_inputs and not self.paper and self.align != "none"
+
+    @property
+    def calibration(self) -> str:
+        """How statistics are brought to where they belong: `--calibrate`, or what it stands for."""
+        if self.calibrate is not None:
+            return self.calibrate
+        plain = self.refits or self.paper or self.align == "none"
+        return "auto" if self.has_inputs and not plain else "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +172,7 @@ class OutputOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergeRequest(FusionOptions, OutputOptions):
+class MergeRequest(ImproveOptions, OutputOptions):
     """Fuse `checkpoints` (two or more) with `weights` into the anchor's shape.
 
     `weights` may be given by tensor: patterns of names to a weight per checkpoint.
@@ -129,7 +184,7 @@ class MergeRequest(FusionOptions, OutputOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PruneFuseRequest(FusionOptions, OutputOptions):
+class PruneFuseRequest(ImproveOptions, OutputOptions):
     """Fuse `dense` into its pruned version, which is the anchor."""
 
     dense: Source
@@ -164,7 +219,53 @@ class CheckRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemoRequest(FusionOptions, OutputOptions):
+class MeasureOptions:
+    """What networks are measured on, and how. `num_samples` None: all."""
+
+    samples: SampleSource
+    num_samples: int | None = None
+    batch: int = 250
+
+    def __post_init__(self) -> None:
+        for name in ("num_samples", "batch"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                flag = f"--{name.replace('_', '-')}"
+                raise UsageError("at least one is needed", where=f"{flag} {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateRequest(MeasureOptions):
+    """Measure `checkpoints`; on request their ensemble and their plain average as well."""
+
+    checkpoints: tuple[Source, ...]
+    ensemble: bool = False
+    average: bool = False
+    arch: str = "auto"
+    key: str | None = None
+    device: str = "auto"
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveRequest(MeasureOptions, FusionOptions):
+    """Measure two checkpoints and what lies between them, plainly averaged and fused."""
+
+    checkpoints: tuple[Source, ...]
+    steps: int = 11
+    plot: Path | None = None
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps < 2:
+            raise UsageError(
+                "a curve has two ends", where=f"--steps {self.steps}", fix="use 2 or more"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoRequest(ImproveOptions, OutputOptions):
     """Fuse the bundled pair of digit classifiers and measure what comes out."""
 
 

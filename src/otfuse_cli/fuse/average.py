@@ -50,9 +50,9 @@ def average(
     if not own.is_floating_point() and not own.is_complex():
         return _kept(name, own, sources)
     if not sources:
-        return _cast(name, own, dtype)
+        return stored(name, own, dtype)
     if len(sources) == 1 and sources[0].weight == 1.0:
-        return _cast(name, _moved(name, sources[0], own, exact=True), dtype)
+        return stored(name, _moved(name, sources[0], own, exact=True), dtype)
     base = anchor.read(name)
     rest = 1.0 - sum(source.weight for source in sources)
     norms = None if base.is_complex() else row_norms(repair, name)
@@ -78,7 +78,7 @@ def average(
         rest = 1.0 - sum(source.weight for source in before)
         models = [(anchor, None, rest), *((s.model, s.alignment, s.weight) for s in before)]
         total = fused_variance(total, name, repair.feeds[name], models)
-    return _cast(name, total, dtype)
+    return stored(name, total, dtype)
 
 
 def _kept(name: str, own: torch.Tensor, sources: Sequence[Aligned]) -> torch.Tensor:
@@ -99,13 +99,18 @@ def _moved(name: str, source: Aligned, anchor: torch.Tensor, *, exact: bool) -> 
     return transport(tensor, name, source.model.graph, source.alignment, anchor=anchor)
 
 
-def _cast(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    stored = tensor.to("cpu", dtype)
-    if dtype != tensor.dtype and not torch.isfinite(stored.to(torch.float32)).all():
+def stored(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A fused tensor as it is written: on the CPU, in its dtype.
+
+    Raises:
+        SolveFailed: A value is larger than the dtype can hold.
+    """
+    found = tensor.to("cpu", dtype)
+    if dtype != tensor.dtype and not torch.isfinite(found.to(torch.float32)).all():
         raise SolveFailed(
             "a fused tensor overflows",
             where=f"{name}, stored as {str(dtype).removeprefix('torch.')}",
             why="a value is larger than the dtype can hold",
             fix="use --dtype float32",
         )
-    return stored
+    return found

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from ..align.models import Model
-from .average import Aligned, average
+from .average import Aligned, average, stored
 from .repair import Repair
 from .selection import Selection
 
@@ -23,6 +23,7 @@ class Fused:
         sources: The other models, aligned.
         selection: Which tensors are averaged, and how.
         repair: What is restored after averaging.
+        better: Tensors that are no longer the average's (refit, calibration).
     """
 
     whole: Model
@@ -30,6 +31,7 @@ class Fused:
     sources: Sequence[Aligned]
     selection: Selection
     repair: Repair | None = None
+    better: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def tensor(self, name: str, *, dtype: torch.dtype) -> torch.Tensor:
         """One tensor, stored as `dtype`, on the CPU.
@@ -37,6 +39,8 @@ class Fused:
         Raises:
             SolveFailed: It doesn't fit `dtype` (overflow).
         """
+        if name in self.better:
+            return stored(name, self.better[name], dtype)
         sources = self.selection.of(name, self.sources)
         if not sources:
             return average(name, self.whole, (), dtype=dtype)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from . import atoms
 from .atoms import Atom, Form, Times, head
 from .axes import Axis, Cat, Fixed, Prod, Unit, axis_units, concat, product
-from .call import Label, Labels, OpRecord, Origin
+from .call import Label, Labels, OpRecord, Origin, Value
 from .deferred import instances, is_settled
 from .handwritten import fold_rms
 from .indexed import find_families, is_unit
@@ -55,6 +55,24 @@ def emit(
         source=source,
         warnings=tuple(dict.fromkeys(found.warnings)),
     )
+
+
+def label_values(
+    found: Propagation, *, name_map: Mapping[str, str] | None = None
+) -> tuple[dict[str, tuple[Axis | None, ...]], frozenset[str]]:
+    """What the axes of every value are, by node, in the names of `emit`; and which are data.
+
+    None stands for an axis whose structure nothing has decided.
+    """
+    _pin_unused(found, _roles(found))
+    names = _name_spaces(found, dict(name_map or {}))
+    axes = {
+        node.name: tuple(_axis(x, names) if is_settled(x.form) else None for x in value.labels)
+        for node, value in found.values.items()
+        if isinstance(value, Value)
+    }
+    data = (n.name for n, v in found.values.items() if isinstance(v, Value) and v.data)
+    return axes, frozenset(data)
 
 
 def expression(form: Form, names: Mapping[Atom, str]) -> Axis:

@@ -78,7 +78,7 @@ def graph_from_program(
         module_outputs: What each module returned; without it the graph has no taps.
     """
     decomposed = functional(program)
-    found = propagate(decomposed, checked=_checked(program), pin_outputs=not free_outputs)
+    found = propagate(decomposed, checked=checked_outputs(program), pin_outputs=not free_outputs)
     taps = find_taps(decomposed, found, module_outputs or {})
     return emit(found, source=source, name_map=name_map, taps=taps)
 
@@ -143,7 +143,7 @@ def pick_outputs(outputs: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(chosen) if isinstance(leaf, torch.Tensor)]
 
 
-def _checked(program: ExportedProgram) -> Sequence[int] | None:
+def checked_outputs(program: ExportedProgram) -> Sequence[int] | None:
     """Positions of the `logits` among the flat outputs; None when there are none."""
     spec = program.call_spec.out_spec
     if spec is None:

@@ -17,7 +17,12 @@ from ..graph.recognise import layer_graph
 from ..graph.sizes import few, only_in
 from ..graph.trace import graph_from_program, trace
 from .factory import Network, build, names_a_module
+from .mlp import mlp_network
 from .program import load_program
+
+_RELU_ASSUMED = (
+    "run as linear layers with ReLU between them, as the names suggest; --arch mlp confirms it"
+)
 
 Aliases = Mapping[str, tuple[str, ...]]
 
@@ -30,11 +35,13 @@ class Architecture:
         graph: In the checkpoint's names.
         network: What to run it with; None when only names and shapes are known.
         names: The checkpoint's name for each tensor of the module that the checkpoint holds.
+        assumption: What nobody said and the network was built on; None for nothing.
     """
 
     graph: LayerGraph
     network: Network | None = None
     names: Mapping[str, str] = field(default_factory=dict)
+    assumption: str | None = None
 
 
 def real_network(known: Architecture) -> Network | None:
@@ -43,6 +50,24 @@ def real_network(known: Architecture) -> Network | None:
     if network is None or not any(t.is_meta for t in network.module.state_dict().values()):
         return network
     return build(network.source, device="cpu")
+
+
+def required_network(known: Architecture, arch: str) -> Network:
+    """The network with tensors that hold values.
+
+    Raises:
+        UsageError: Only names and shapes are known; says how to give it.
+    """
+    network = real_network(known)
+    if network is None:
+        raise UsageError(
+            "the network can't be run",
+            where=f"--arch {arch}",
+            why="names and shapes don't say what it computes",
+            fix="give it: --arch file.py:factory, graph.pt2, hf:DIR, timm:NAME, torchvision:NAME; "
+            "or mlp, for linear layers with ReLU between them",
+        )
+    return network
 
 
 def module_state(
@@ -93,7 +118,12 @@ def architecture(
             where=f"--arch {arch}",
             fix="give a factory or a .pt2, or leave the output out of the spec",
         )
-    return Architecture(layer_graph(arch, shapes, aliases=aliases, config=config, label=label))
+    graph = layer_graph(arch, shapes, aliases=aliases, config=config, label=label)
+    network = mlp_network(graph, shapes)
+    if network is None:
+        return Architecture(graph)
+    said = arch == "mlp" or arch.endswith((".yaml", ".yml"))
+    return Architecture(graph, network, {n: n for n in shapes}, None if said else _RELU_ASSUMED)
 
 
 def _from_factory(

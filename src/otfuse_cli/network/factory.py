@@ -47,7 +47,7 @@ def build(arch: str, *, device: str) -> Network:
         UsageError: The file has no such factory, or an optional package is missing.
         IncompatibleModels: The factory failed, or returned no module.
     """
-    factory = _find(arch)
+    factory = find_callable(arch)
     where = f"--arch {arch}"
     try:
         with torch.device(device):
@@ -74,32 +74,48 @@ def build(arch: str, *, device: str) -> Network:
     return Network(arch, module, args, kwargs)
 
 
-def _find(arch: str) -> Factory:
-    place, _, name = arch.partition(":")
+def find_callable(spec: str, *, option: str = "--arch") -> Factory:
+    """What `pkg.mod:name`, `file.py:name` or a known package names, as a function to call.
+
+    Raises:
+        UnreadableInput: No such file or module, or one that can't be imported.
+        UsageError: It defines no such name, or an optional package is missing.
+    """
+    place, _, name = spec.partition(":")
+    kind = "factory" if option == "--arch" else "loader"
     if not name:
         raise UsageError(
-            "no factory named",
-            where=f"--arch {arch}",
-            fix="write pkg.mod:factory or file.py:factory",
+            f"no {kind} named",
+            where=f"{option} {spec}",
+            fix=f"write pkg.mod:{kind} or file.py:{kind}",
         )
+    if kind == "factory" and (known := _known(place, name)) is not None:
+        return known
+    holder = (
+        _load_file(Path(place), option) if place.endswith(".py") else _load_module(place, option)
+    )
+    found = holder
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise UsageError(
+                f"no such {kind}",
+                where=f"{option} {spec}",
+                why=f"{place} defines no {name}",
+                fix="name a function or a class that takes no arguments",
+            )
+        found = getattr(found, part)
+    return found if callable(found) and not isinstance(found, nn.Module) else lambda: found
+
+
+def _known(place: str, name: str) -> Factory | None:
+    """A factory of a package or of a model folder; None where `place` is neither."""
     if place == "torchvision":
         return lambda: _package("torchvision.models", "torchvision").get_model(name, weights=None)
     if place == "timm":
         return lambda: _package("timm", "timm").create_model(name, pretrained=False)
     if place == "hf":
         return lambda: _hugging_face(Path(name))
-    holder = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
-    found = holder
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise UsageError(
-                "no such factory",
-                where=f"--arch {arch}",
-                why=f"{place} defines no {name}",
-                fix="name a function or a module class that takes no arguments",
-            )
-        found = getattr(found, part)
-    return found if callable(found) and not isinstance(found, nn.Module) else lambda: found
+    return None
 
 
 def _package(module: str, name: str) -> Any:
@@ -114,9 +130,9 @@ def _package(module: str, name: str) -> Any:
         ) from error
 
 
-def _load_file(path: Path) -> ModuleType:
+def _load_file(path: Path, option: str) -> ModuleType:
     if not path.is_file():
-        raise UnreadableInput("no such file", where=f"--arch {path}:...", fix="check the path")
+        raise UnreadableInput("no such file", where=f"{option} {path}:...", fix="check the path")
     name = f"otfuse_user_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -127,26 +143,26 @@ def _load_file(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise _not_importable(str(path), error) from error
+        raise _not_importable(f"{option} {path}", error) from error
     finally:
         sys.path.pop(0)
     return module
 
 
-def _load_module(name: str) -> ModuleType:
+def _load_module(name: str, option: str) -> ModuleType:
     sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.import_module(name)
     except Exception as error:
-        raise _not_importable(name, error) from error
+        raise _not_importable(f"{option} {name}", error) from error
     finally:
         sys.path.pop(0)
 
 
-def _not_importable(name: str, error: Exception) -> UnreadableInput:
+def _not_importable(where: str, error: Exception) -> UnreadableInput:
     return UnreadableInput(
-        "the file with the factory can't be imported",
-        where=f"--arch {name}:...",
+        "the code can't be imported",
+        where=f"{where}:...",
         why=f"{type(error).__name__}: {error}",
         fix="run it with python first",
     )

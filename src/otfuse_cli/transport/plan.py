@@ -28,7 +28,7 @@ class Plan:
     """
 
     shape: tuple[int, int]
-    index_M: Tensor | None = None  # noqa: N815
+    index_M: Tensor | None = None
     _entries: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False)
     _dense: Tensor | None = field(default=None, repr=False)
 

@@ -34,7 +34,7 @@ class Scaled:
         iterations: Scaling steps taken.
     """
 
-    plan_NM: Tensor  # noqa: N815
+    plan_NM: Tensor
     residual: float
     iterations: int
 

@@ -1,0 +1,201 @@
+"""`eval`: accuracy, cross-entropy and perplexity of checkpoints, their ensemble, their average."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import torch
+
+from .. import __version__
+from ..align.models import Model
+from ..errors import UsageError
+from ..network.architecture import Architecture, module_state, required_network
+from ..network.evaluation import MEANS, Score, Tally, class_axis, ensemble
+from ..network.factory import Network
+from ..network.forward import logit_batches
+from ..network.inputs import static_batch
+from ..network.samples import Samples, load_samples
+from ..report import Report
+from ..runtime import Progress, Stopwatch, peak_rss_bytes, resolve_device, silent
+from .merge import merge_tensors
+from .parents import assemble, graph_record, open_checkpoints
+from .requests import EvaluateRequest, MeasureOptions, MergeRequest, Source
+
+State = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A network, samples to measure it on, and where."""
+
+    network: Network
+    names: Mapping[str, str]
+    samples: Samples
+    batch: int
+    device: str
+
+    def state(self, model: Model) -> State:
+        """A checkpoint's tensors by the module's names."""
+        return module_state(self.network, self.names, model.stored)
+
+    def outputs(self, state: State) -> Iterator[torch.Tensor]:
+        """Of the network with these tensors, batch by batch."""
+        return logit_batches(
+            self.network, state, self.samples, batch=self.batch, device=self.device
+        )
+
+    def batches(self) -> Iterator[Samples]:
+        """The samples, in batches of the size of `outputs`."""
+        return self.samples.batches(static_batch(self.network) or self.batch)
+
+    def score(self, state: State) -> Score:
+        """What the network with these tensors is worth."""
+        tally = Tally()
+        for logits, samples in zip(self.outputs(state), self.batches(), strict=True):
+            tally.add(logits, samples)
+        return tally.score()
+
+
+def evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> Report:
+    """Measure every checkpoint of `request` on its samples.
+
+    Raises:
+        OtfuseError: See docs/exit-codes.md.
+    """
+    _check_count(request)
+    watch = Stopwatch()
+    device = resolve_device(request.device)
+    with open_checkpoints(request.checkpoints, request.key) as checkpoints:
+        with watch("graph"):
+            parents = assemble(checkpoints, 0, request.arch, "cpu")
+        with watch("read"):
+            bench = set_up(request, parents.known, request.arch, request.seed, device)
+            inputs = tuple(c.record() for c in checkpoints)
+        names = distinct([c.label for c in checkpoints])
+        with watch("evaluate"):
+            if request.ensemble:
+                scores = _together(bench, names, parents.models, progress)
+            else:
+                scores = {}
+                for done, (name, model) in enumerate(zip(names, parents.models, strict=True)):
+                    progress("evaluate", done, len(names))
+                    scores[name] = bench.score(bench.state(model))
+            if request.average:
+                scores["plain average"] = bench.score(_plain_average(request, bench))
+    return Report(
+        command="eval",
+        version=__version__,
+        inputs=inputs,
+        recipe={
+            "arch": request.arch,
+            **measured_on(request),
+            "device": device,
+            "seed": request.seed,
+        },
+        graph=graph_record(parents.anchor.graph),
+        evaluation={"samples": bench.samples.count, **measures(scores)},
+        warnings=remarks(parents.known, scores),
+        timings=dict(watch.seconds),
+        peak_rss_bytes=peak_rss_bytes(),
+    )
+
+
+def set_up(
+    options: MeasureOptions, known: Architecture, arch: str, seed: int, device: str
+) -> Bench:
+    """The network and the samples, checked before anything is computed.
+
+    Raises:
+        UsageError: There is no network to run, or samples that it doesn't take.
+        UnreadableInput: Samples that can't be read.
+    """
+    network = required_network(known, arch)
+    samples = load_samples(options.samples, network, number=options.num_samples, seed=seed)
+    return Bench(network, known.names, samples, options.batch, device)
+
+
+def measures(scores: Mapping[str, Score]) -> dict[str, dict[str, float | None]]:
+    """Scores as the report holds them: a mapping of names to numbers for each measure."""
+    found: dict[str, dict[str, float | None]] = {
+        "accuracy": {name: score.accuracy for name, score in scores.items()},
+        "cross-entropy": {name: finite(score.cross_entropy) for name, score in scores.items()},
+    }
+    if any(score.tokens for score in scores.values()):
+        found["perplexity"] = {name: score.perplexity for name, score in scores.items()}
+    return found
+
+
+def finite(value: float) -> float | None:
+    """A number for the report; None for what JSON can't hold."""
+    return value if isfinite(value) else None
+
+
+def remarks(known: Architecture, scores: Mapping[str, Score]) -> tuple[str, ...]:
+    """What the numbers rest on, and where they mean little."""
+    found = [known.assumption] if known.assumption else []
+    found += [
+        f"{name}: the outputs are not finite everywhere, so there is no cross-entropy"
+        for name, score in scores.items()
+        if not isfinite(score.cross_entropy)
+    ]
+    return tuple(found)
+
+
+def measured_on(options: MeasureOptions) -> dict[str, Any]:
+    """The options of measuring, as the report's recipe holds them."""
+    from_file = isinstance(options.samples, str) or hasattr(options.samples, "__fspath__")
+    return {
+        "samples": str(options.samples) if from_file else "memory",
+        "num_samples": options.num_samples,
+        "batch": options.batch,
+    }
+
+
+def distinct(labels: Sequence[str]) -> list[str]:
+    """Labels as names of their own, numbered where a file was named twice."""
+    found: list[str] = []
+    for at, label in enumerate(labels):
+        again = labels[:at].count(label)
+        found.append(f"{label} ({again + 1})" if again else label)
+    return found
+
+
+def _check_count(request: EvaluateRequest) -> None:
+    count = len(request.checkpoints)
+    if not count:
+        raise UsageError("nothing to measure", where="CKPT...", fix="name a checkpoint")
+    for flag, given in (("--ensemble", request.ensemble), ("--average", request.average)):
+        if given and count < 2:
+            raise UsageError(
+                "one checkpoint has no mean", where=flag, fix="name two checkpoints or more"
+            )
+
+
+def _together(
+    bench: Bench, names: Sequence[str], models: Sequence[Model], progress: Progress
+) -> dict[str, Score]:
+    """All checkpoints in lock step, and the means of their outputs: memory for one batch."""
+    tallies = {name: Tally() for name in (*names, *(f"ensemble ({mean})" for mean in MEANS))}
+    runs = [bench.outputs(bench.state(model)) for model in models]
+    done = 0
+    for samples, *outputs in zip(bench.batches(), *runs, strict=True):
+        progress("evaluate", done, bench.samples.count)
+        axis = class_axis(outputs[0], samples)
+        means = [ensemble(outputs, mean=mean, axis=axis) for mean in MEANS]
+        for tally, logits in zip(tallies.values(), (*outputs, *means), strict=True):
+            tally.add(logits, samples)
+        done += samples.count
+    return {name: tally.score() for name, tally in tallies.items()}
+
+
+def _plain_average(request: EvaluateRequest, bench: Bench) -> State:
+    sources: tuple[Source, ...] = request.checkpoints
+    tensors, _ = merge_tensors(
+        MergeRequest(
+            checkpoints=sources, align="none", arch=request.arch, key=request.key, device="cpu"
+        )
+    )
+    return module_state(bench.network, bench.names, tensors.__getitem__)

@@ -1,0 +1,205 @@
+"""Closed-form refit: each layer of the average, on its own inputs, toward the parents' mean.
+
+Layer by layer in execution order, parents and fused network in lock step (DESIGN section 3,
+Refit). No labels, no gradients; weights stay near the average where inputs say nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..align.apply import transport_value
+from ..graph.fits import Fit, Norm, fits
+from ..graph.program import Program
+from ..network.samples import Samples
+from ..network.walk import Walk
+from ..runtime import Runtime
+from .lockstep import Lockstep, Parent, Stop
+from .patches import Rows, along_outputs, rows_of
+from .ridge import Ridge, Solution
+
+# Rows of a layer: this many for each of its inputs, and never fewer than these in all.
+_ROWS_EACH, _ROWS_LEAST = 24, 30_000
+
+
+@dataclass(frozen=True)
+class Refitted:
+    """How a layer's miss of its target has changed, relative to the target."""
+
+    layer: str
+    before: float
+    after: float
+
+
+def refit(
+    parents: Sequence[Parent],
+    program: Program,
+    fused: dict[str, Tensor],
+    samples: Samples,
+    *,
+    ridge: float,
+    left: frozenset[str] = frozenset(),
+    runtime: Runtime,
+    most_bytes: int,
+) -> tuple[list[Refitted], tuple[str, ...]]:
+    """Fit every layer of `fused`, in place.
+
+    Args:
+        parents: The anchor first; their weights sum to 1.
+        program: The fused network's.
+        fused: The average after repair, float32 by name on the device; changed.
+        samples: Unlabelled inputs.
+        ridge: Pull toward the average, in mean squares of the inputs.
+        left: Tensors that stay as they are.
+        runtime: Device, seed, progress.
+        most_bytes: Memory for what stopped passes hold.
+
+    Returns:
+        What was fitted, and tensors that were left alone because they are used twice or tied.
+
+    Raises:
+        SolveFailed: A singular fit.
+    """
+    plan, shared = fits(program)
+    plan = tuple(fit for fit in plan if left.isdisjoint(fit.tensors))
+    keep = frozenset(fit.target for fit in plan)
+    lockstep = Lockstep(
+        parents, program, fused, samples, device=runtime.device, keep=keep, most_bytes=most_bytes
+    )
+    done: list[Refitted] = []
+    for at, fit in enumerate(plan):
+        runtime.progress("refit", at, len(plan))
+        found = _fit(fit, lockstep, ridge, runtime.generator(7_000_000 + at))
+        if found is not None:
+            done.append(found)
+    runtime.progress("refit", len(plan), len(plan))
+    return done, shared
+
+
+def _fit(fit: Fit, lockstep: Lockstep, ridge: float, generator: torch.Generator) -> Refitted | None:
+    fused, layer = lockstep.fused, fit.layer
+    assert isinstance(fused, dict)
+    weight = fused[layer.weight]
+    rows: Rows | None = None
+    sums: Ridge | None = None
+    prior = None
+    for stop in lockstep.stops([fit.target], layer.node):
+        target = _target(fit, lockstep, stop)
+        if rows is None or sums is None:
+            each = max(1, target[0].numel() // max(1, target.shape[_channel(fit, target)]))
+            most = max(_ROWS_LEAST, _ROWS_EACH * weight[0].numel()) // lockstep.samples.count
+            rows = rows_of(
+                layer, weight, tuple(target.shape[1:]), most=max(1, most), generator=generator
+            )
+            places = each if rows.places is None else len(rows.places)
+            prior = _Folded(fit, fused)
+            sums = Ridge(
+                rows.flat_weight(prior.weight),
+                None if prior.bias is None else prior.bias.view(rows.groups, -1),
+                rows=lockstep.samples.count * places,
+            )
+        values = lockstep.cut(stop.fused[layer.input], stop)
+        sums.add(rows.inputs(values), rows.outputs(target))
+    assert rows is not None
+    assert sums is not None
+    assert prior is not None
+    solution = sums.solve(ridge, where=fit.name)
+    if solution is None:
+        return None
+    prior.write(rows, solution)
+    return Refitted(fit.name, solution.before, solution.after)
+
+
+def _channel(fit: Fit, value: Tensor) -> int:
+    return 1 if fit.layer.window is not None else value.dim() - 1
+
+
+def _target(fit: Fit, lockstep: Lockstep, stop: Stop) -> Tensor:
+    """Weighted mean of what the parents have there, on the anchor's units, less `minus`."""
+    mean = mean_value(fit.target, lockstep.parents, stop.parents)
+    if fit.minus is not None:
+        mean = mean - stop.fused[fit.minus]
+    return lockstep.cut(mean, stop)
+
+
+def mean_value(name: str, parents: Sequence[Parent], walks: Sequence[Walk]) -> Tensor:
+    """Weighted mean over the parents of a value, each on the anchor's units; the anchor first."""
+    anchor: Tensor = walks[0][name]
+    mean = anchor
+    for parent, walk in zip(parents[1:], walks[1:], strict=True):
+        value = walk[name]
+        if parent.alignment is not None:
+            axes = parent.program.axes[name]
+            value = transport_value(value, axes, parent.graph, parent.alignment, anchor=anchor)
+        mean = mean + parent.weight * (value - anchor)
+    return mean
+
+
+class _Folded:
+    """A layer with the BatchNorm that follows it folded in: the prior, and the way back."""
+
+    def __init__(self, fit: Fit, fused: dict[str, Tensor]) -> None:
+        self.fit, self.fused = fit, fused
+        self.stored = fused[fit.layer.weight]
+        weight = self.stored
+        bias = None if fit.layer.bias is None else fused[fit.layer.bias]
+        if fit.norm is not None:
+            gain, shift = self._gain_and_shift(fit.norm)
+            weight = weight * along_outputs(gain, weight, fit.layer)
+            bias = shift if bias is None else shift + gain * bias
+        self.weight, self.bias = weight, bias
+
+    def _gain_and_shift(self, norm: Norm) -> tuple[Tensor, Tensor]:
+        mean, var, gain, shift = (
+            self.fused[norm.tensors[part]]
+            for part in ("running_mean", "running_var", "weight", "bias")
+        )
+        gain = gain * (var + norm.eps).rsqrt()
+        return gain, shift - gain * mean
+
+    def write(self, rows: Rows, solution: Solution) -> None:
+        """Store a solution; a BatchNorm gets the statistics that its units now have."""
+        layer, norm = self.fit.layer, self.fit.norm
+        flat = solution.weight_gOD
+        bias = None if solution.bias_gO is None else solution.bias_gO.flatten()
+        if norm is not None:
+            assert bias is not None
+            flat = self._unfold(rows, solution, flat, bias)
+        elif layer.bias is not None:
+            assert bias is not None
+            self.fused[layer.bias] = bias.to(self.fused[layer.bias])
+        self.fused[layer.weight] = rows.full_weight(flat, self.stored).to(self.stored)
+
+    def _unfold(self, rows: Rows, solution: Solution, flat: Tensor, bias: Tensor) -> Tensor:
+        """Split a folded solution: rows as long as the average's, statistics as they are.
+
+        With c the factor that brings a row back to that length, mean m and variance v of its
+        outputs: running mean c m, running variance c^2 v, gain sqrt(c^2 v + eps) / c, shift
+        bias + m. What evaluation computes is `H W^T + bias`, and what training would normalise by
+        are the stored statistics.
+        """
+        norm = self.fit.norm
+        assert norm is not None
+        average = rows.flat_weight(self.stored).double()
+        length, wanted = flat.norm(dim=2), average.norm(dim=2)
+        factor = torch.where((length > 0) & (wanted > 0), wanted / length, 1.0)
+        mean, variance = (
+            (factor * solution.mean_gO).flatten(),
+            (factor.square() * solution.variance_gO).flatten(),
+        )
+        stored = {part: self.fused[name] for part, name in norm.tensors.items()}
+        own = 0.0 if self.fit.layer.bias is None else self.fused[self.fit.layer.bias].double()
+        gain = (variance + norm.eps).sqrt() / factor.flatten()
+        shift = bias + solution.mean_gO.flatten()
+        for part, value in (
+            ("running_mean", mean + own),
+            ("running_var", variance),
+            ("weight", gain),
+            ("bias", shift),
+        ):
+            self.fused[norm.tensors[part]] = value.to(stored[part])
+        return flat * factor[..., None]

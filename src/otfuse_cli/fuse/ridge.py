@@ -1,0 +1,180 @@
+"""Ridge regression toward a prior, from sums over batches of rows.
+
+    minimise ||H W^T + b - Z||^2 / n + lam * mean(diag(H^T H / n)) * ||W - W0||^2
+
+Legend: g groups (independent problems), n rows, D inputs, O outputs. Rows come in float32 and are
+summed in float64. Memory: one D x D matrix for each group (primal), or the n x D rows where n < D
+(dual form).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import SolveFailed
+
+# A layer that misses its target by less than this, relative to it, is left untouched.
+UNTOUCHED = 1e-6
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What a fit gives.
+
+    Attributes:
+        weight_gOD: The fitted weight, float64.
+        bias_gO: The fitted bias; None where none is fitted.
+        mean_gO: Mean of `H W^T` over the rows.
+        variance_gO: Its variance.
+        before: Relative residual of the prior: ||H W0^T + b0 - Z|| / ||Z||.
+        after: That of the solution.
+    """
+
+    weight_gOD: Tensor
+    bias_gO: Tensor | None
+    mean_gO: Tensor
+    variance_gO: Tensor
+    before: float
+    after: float
+
+
+class Ridge:
+    """Collects rows, then solves."""
+
+    def __init__(self, weight_gOD: Tensor, bias_gO: Tensor | None, *, rows: int) -> None:
+        """Begin at a prior.
+
+        Args:
+            weight_gOD: W0.
+            bias_gO: b0; None if no bias is to be fitted.
+            rows: How many will come; decides between primal and dual form.
+        """
+        self.prior_gOD = weight_gOD.double()
+        self.bias_gO = None if bias_gO is None else bias_gO.double()
+        g, o, d = weight_gOD.shape
+        like = self.prior_gOD
+        self.dual = rows < d
+        self.rows = 0
+        self.sum_gD = like.new_zeros(g, d)
+        self.rest_gO = like.new_zeros(g, o)
+        self.target = self.missed = 0.0
+        self._inputs: list[Tensor] = []
+        self._rests: list[Tensor] = []
+        if not self.dual:
+            self.gram_gDD = like.new_zeros(g, d, d)
+            self.cross_gDO = like.new_zeros(g, d, o)
+
+    def add(self, inputs_gnD: Tensor, target_gnO: Tensor) -> None:
+        """Count rows of inputs and of what they should give."""
+        inputs, target = inputs_gnD.double(), target_gnO.double()
+        rest = target - torch.einsum("gnd,god->gno", inputs, self.prior_gOD)
+        if self.bias_gO is not None:
+            rest -= self.bias_gO[:, None]
+        self.rows += inputs.shape[1]
+        self.target += float(target.square().sum())
+        self.missed += float(rest.square().sum())
+        self.sum_gD += inputs.sum(1)
+        self.rest_gO += rest.sum(1)
+        if self.dual:
+            self._inputs.append(inputs)
+            self._rests.append(rest)
+        else:
+            self.gram_gDD.baddbmm_(inputs.transpose(1, 2), inputs)
+            self.cross_gDO.baddbmm_(inputs.transpose(1, 2), rest)
+
+    @property
+    def residual(self) -> float:
+        """Relative residual of the prior."""
+        if self.target == 0:
+            return 0.0 if self.missed == 0 else float("inf")
+        return float((self.missed / self.target) ** 0.5)
+
+    def solve(self, ridge: float, *, where: str) -> Solution | None:
+        """The fit; None where the prior is right already.
+
+        Args:
+            ridge: lam.
+            where: The layer, for messages.
+
+        Raises:
+            SolveFailed: The matrix is singular (`ridge` zero, dependent inputs).
+        """
+        if self.residual < UNTOUCHED:
+            return None
+        return self._dual(ridge, where) if self.dual else self._primal(ridge, where)
+
+    def _primal(self, ridge: float, where: str) -> Solution:
+        n = self.rows
+        mean_gD, rest_gO = self.sum_gD / n, self.rest_gO / n
+        power = self.gram_gDD.diagonal(dim1=1, dim2=2).mean(1) / n
+        centred = self.gram_gDD.div_(n)
+        outer = torch.einsum("gd,ge->gde", mean_gD, mean_gD)
+        cross = self.cross_gDO / n
+        if self.bias_gO is not None:
+            centred -= outer
+            cross = cross - torch.einsum("gd,go->gdo", mean_gD, rest_gO)
+        system = centred.clone()
+        system.diagonal(dim1=1, dim2=2).add_(ridge * power[:, None])
+        step_gDO = _solve(system, cross, where)
+        weight = self.prior_gOD + step_gDO.transpose(1, 2)
+        spread = centred if self.bias_gO is not None else centred - outer
+        variance = torch.einsum("god,gde,goe->go", weight, spread, weight)
+        # ||R - H D||^2 / n from the sums alone
+        gone = torch.einsum("gdo,gdo->", step_gDO, cross)
+        left = torch.einsum("gdo,gde,geo->", step_gDO, centred, step_gDO)
+        start = self.missed / n
+        if self.bias_gO is not None:
+            start -= float(rest_gO.square().sum())
+        return self._solution(weight, variance, start - 2 * float(gone) + float(left))
+
+    def _dual(self, ridge: float, where: str) -> Solution:
+        inputs, rest = torch.cat(self._inputs, 1), torch.cat(self._rests, 1)
+        self._inputs.clear()
+        self._rests.clear()
+        n = self.rows
+        power = inputs.square().mean((1, 2))
+        centred, rest_c = inputs, rest
+        mean_gD = (self.sum_gD / n)[:, None]
+        if self.bias_gO is not None:
+            centred = inputs - mean_gD
+            rest_c = rest - (self.rest_gO / n)[:, None]
+        system = centred @ centred.transpose(1, 2) / n
+        system.diagonal(dim1=1, dim2=2).add_(ridge * power[:, None])
+        step_gOD = _solve(system, rest_c, where).transpose(1, 2) @ centred / n
+        weight = self.prior_gOD + step_gOD
+        spread = (inputs - mean_gD) @ weight.transpose(1, 2)
+        left = rest_c - centred @ step_gOD.transpose(1, 2)
+        return self._solution(weight, spread.square().mean(1), float(left.square().sum()) / n)
+
+    def _solution(self, weight: Tensor, variance: Tensor, left: float) -> Solution:
+        mean_gD = self.sum_gD / self.rows
+        bias = None
+        if self.bias_gO is not None:
+            step = weight - self.prior_gOD
+            bias = (
+                self.bias_gO + self.rest_gO / self.rows - torch.einsum("god,gd->go", step, mean_gD)
+            )
+        return Solution(
+            weight,
+            bias,
+            torch.einsum("god,gd->go", weight, mean_gD),
+            variance.clamp(min=0),
+            self.residual,
+            (max(left, 0.0) * self.rows / self.target) ** 0.5 if self.target else 0.0,
+        )
+
+
+def _solve(system: Tensor, right: Tensor, where: str) -> Tensor:
+    factor, info = torch.linalg.cholesky_ex(system)
+    if bool((info != 0).any()) or not bool(factor.isfinite().all()):
+        raise SolveFailed(
+            "the fit of a layer is singular",
+            where=where,
+            why="its inputs are linearly dependent, and nothing else decides",
+            fix="use a larger --ridge, or more samples",
+        )
+    solution: Tensor = torch.cholesky_solve(right, factor)
+    return solution

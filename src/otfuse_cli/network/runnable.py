@@ -1,0 +1,131 @@
+"""The network of `--arch` as a program to run on samples, one for each set of widths."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from ..errors import IncompatibleModels, UsageError
+from ..graph.program import Program, labelled_program
+from ..graph.trace import export
+from .architecture import Architecture, module_state, real_network
+from .factory import Network
+from .program import load_program
+from .samples import Samples
+
+# Samples in one pass: enough to keep the cores busy, few enough for the caches.
+BATCH = 100
+
+
+def require_network(known: Architecture, arch: str, why: str) -> Network:
+    """The network to run.
+
+    Raises:
+        UsageError: Only names and shapes are known.
+    """
+    if known.network is None:
+        raise UsageError(
+            f"{why} needs a network to run",
+            where=f"--arch {arch}",
+            why="names and shapes of tensors don't say what is computed from them",
+            fix="give --arch file.py:factory, a saved graph.pt2, hf:DIR, torchvision:NAME, "
+            "timm:NAME, or mlp",
+        )
+    return known.network
+
+
+def runnable(
+    known: Architecture,
+    samples: Samples,
+    *,
+    device: str,
+    read: Mapping[str, Tensor] | None = None,
+    batch: int = BATCH,
+) -> Program:
+    """Export the network on a batch of `samples`, so that it can be run batch by batch.
+
+    Args:
+        known: With a network.
+        samples: What it is to be run on.
+        device: Where.
+        read: Tensors of a parent whose widths are not those of the network; None for the
+            network's own.
+        batch: Samples in a pass, at most.
+
+    Raises:
+        IncompatibleModels: It can't be exported on such inputs, or not with those widths.
+    """
+    network = known.network
+    assert network is not None
+    if network.source.endswith(".pt2"):
+        return _saved(network, known.names, read, device)
+    network = real_network(known)
+    assert network is not None
+    module = network.module
+    if read is not None:
+        module = with_tensors(module, module_state(network, known.names, read.__getitem__))
+    first = samples.take(torch.arange(min(batch, samples.count)))
+    exported, _ = export(copy.deepcopy(module).to(device), first.args, first.kwargs)
+    return labelled_program(exported, batch=first.count, name_map=_names(module, known.names))
+
+
+def with_tensors(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+    """A copy of `module` that holds other tensors, of other widths as well; ties are kept."""
+    module = copy.deepcopy(module)
+    owned: dict[int, Tensor] = {}
+    for path, child in module.named_modules():
+        prefix = f"{path}." if path else ""
+        for table in (child._parameters, child._buffers):
+            for name, tensor in table.items():
+                if tensor is None or f"{prefix}{name}" not in state:
+                    continue
+                given = state[f"{prefix}{name}"]
+                if id(tensor) not in owned:
+                    value = given.detach().clone()
+                    parameter = isinstance(tensor, nn.Parameter)
+                    owned[id(tensor)] = (
+                        nn.Parameter(value, requires_grad=False) if parameter else value
+                    )
+                table[name] = owned[id(tensor)]
+    return module
+
+
+def _names(module: nn.Module, names: Mapping[str, str]) -> dict[str, str]:
+    """Names in the checkpoint for every one of the module's, tied ones under the stored name."""
+    state = module.state_dict(keep_vars=True)
+    stored = {id(t): names[n] for n, t in state.items() if n in names}
+    return {n: stored[id(t)] for n, t in state.items() if id(t) in stored}
+
+
+def _saved(
+    network: Network, names: Mapping[str, str], read: Mapping[str, Tensor] | None, device: str
+) -> Program:
+    if read is not None:
+        raise IncompatibleModels(
+            "a saved program has one set of widths",
+            where=f"--arch {network.source}",
+            why="the models differ in width",
+            fix="give a factory (file.py:factory), which is exported for each",
+        )
+    exported = load_program(Path(network.source))
+    batch = _batch(network)
+    if device != "cpu":
+        exported = _move(exported, device)
+    return labelled_program(exported, batch=batch, name_map=dict(names))
+
+
+def _batch(network: Network) -> int:
+    leaves, _ = pytree.tree_flatten((network.args, dict(network.kwargs)))
+    return next(int(t.shape[0]) for t in leaves if isinstance(t, Tensor) and t.dim())
+
+
+def _move(exported: ExportedProgram, device: str) -> ExportedProgram:
+    from torch.export.passes import move_to_device_pass
+
+    return move_to_device_pass(exported, device)

@@ -1,0 +1,94 @@
+"""A picture as a file: png and svg by matplotlib (the extra `plot`), html by ourselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from math import isfinite
+from pathlib import Path
+
+from ..checkpoint.draft import write_bytes
+from ..checkpoint.write import check_output
+from ..errors import UsageError
+from .charts import LineChart, Picture, Series
+
+SUFFIXES = (".png", ".svg", ".html")
+
+
+def check_plot(path: Path, *, overwrite: bool) -> None:
+    """Refuse a picture early, before any work is done for it.
+
+    Raises:
+        UsageError: A suffix that nobody draws, or one that needs matplotlib where it is missing.
+        OutputRefused: It exists, or can't be written.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise UsageError(
+            f"no such kind of plot: {path.suffix or 'no suffix'}",
+            where=f"--plot {path}",
+            why="the suffix decides the format",
+            fix=f"use one of: {', '.join(SUFFIXES)}",
+        )
+    if suffix != ".html" and find_spec("matplotlib") is None:
+        raise UsageError(
+            f"{suffix} plots need matplotlib, which is not installed",
+            where=f"--plot {path}",
+            fix="pip install 'otfuse-cli[plot]', or take .html, which needs nothing",
+        )
+    check_output(path, overwrite=overwrite)
+
+
+def write_picture(path: Path, picture: Picture, *, overwrite: bool = False) -> None:
+    """Draw `picture` into `path`; the same picture gives the same bytes.
+
+    Raises:
+        UsageError: See `check_plot`.
+        OutputRefused: The file exists and `overwrite` is false, or can't be written.
+    """
+    check_plot(path, overwrite=overwrite)
+    suffix = path.suffix.lower()
+    if suffix == ".html":
+        from .page import page
+
+        data = page(picture).encode("utf-8")
+    else:
+        from .drawing import drawing
+
+        data = drawing(picture, suffix.removeprefix("."))
+    write_bytes(path, data, overwrite=overwrite)
+
+
+def line_plot(
+    path: Path,
+    series: Mapping[str, tuple[Sequence[float], Sequence[float | None]]],
+    xlabel: str,
+    ylabel: str,
+    title: str,
+    *,
+    note: str = "",
+    overwrite: bool = False,
+) -> None:
+    """Draw curves into a png, svg or html file.
+
+    Args:
+        path: The suffix decides the format.
+        series: Name to x and y of each curve, of equal length; a y of None leaves a gap.
+        xlabel: What x is, with its unit.
+        ylabel: What y is, with its unit.
+        title: Above the plot.
+        note: A sentence below the title.
+        overwrite: Replace a file that exists.
+
+    Raises:
+        UsageError: An unknown suffix, or matplotlib is missing.
+        OutputRefused: The file exists, or can't be written.
+        ValueError: x and y of different length, or a number that isn't finite.
+    """
+    lines = []
+    for name, (xs, ys) in series.items():
+        if len(xs) != len(ys) or not all(isfinite(v) for v in (*xs, *ys) if v is not None):
+            raise ValueError(f"{name}: x and y must be finite and of equal length")
+        lines.append(Series(name, tuple(map(float, xs)), tuple(ys)))
+    chart = LineChart("", xlabel, ylabel, tuple(lines))
+    write_picture(path, Picture(title, note, (chart,)), overwrite=overwrite)

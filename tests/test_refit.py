@@ -1,0 +1,329 @@
+"""The refit at its oracles: lstsq, primal = dual, exactness where nothing is to be done."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import otfuse_cli
+from otfuse_cli.errors import SolveFailed, UsageError
+from otfuse_cli.fuse.patches import along_outputs, rows_of
+from otfuse_cli.fuse.ridge import Ridge
+from otfuse_cli.graph.fits import fits
+from otfuse_cli.graph.program import labelled_program
+from otfuse_cli.graph.trace import export
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def by_lstsq(inputs, target, prior, bias, ridge):
+    """The same minimum as an ordinary least-squares problem: the penalty as further rows."""
+    n, d = inputs.shape
+    power = inputs.square().mean(0).mean()
+    pull = (ridge * power * n) ** 0.5 * torch.eye(d, dtype=torch.float64)
+    rest = target - inputs @ prior.T
+    if bias is not None:
+        rest = rest - bias
+        inputs = torch.cat([inputs, torch.ones(n, 1, dtype=torch.float64)], 1)
+        pull = torch.cat([pull, torch.zeros(d, 1, dtype=torch.float64)], 1)
+    rows = torch.cat([inputs, pull])
+    right = torch.cat([rest, torch.zeros(d, rest.shape[1], dtype=torch.float64)])
+    step = torch.linalg.lstsq(rows, right, driver="gelsd").solution
+    weight = prior + step[:d].T
+    return weight, None if bias is None else bias + step[d]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(3, 40), st.integers(1, 12), st.integers(1, 5), st.sampled_from([0.01, 0.1, 3.0]),
+    st.booleans(), st.integers(0, 10_000),
+)  # fmt: skip
+def test_ridge_is_lstsq_in_both_forms(n, d, o, ridge, with_bias, seed):
+    inputs, target = draw(n, d, seed=seed) + 0.5, draw(n, o, seed=seed + 1)
+    prior = draw(o, d, seed=seed + 2)
+    bias = draw(o, seed=seed + 3) if with_bias else None
+    weight, shift = by_lstsq(inputs, target, prior, bias, ridge)
+    for rows in (1, 10_000):  # dual, primal
+        sums = Ridge(prior[None], None if bias is None else bias[None], rows=rows)
+        assert sums.dual is (rows < d)
+        for part in torch.arange(n).chunk(3):
+            sums.add(inputs[None, part], target[None, part])
+        found = sums.solve(ridge, where="layer")
+        assert found is not None
+        torch.testing.assert_close(found.weight_gOD[0], weight, rtol=1e-8, atol=1e-8)
+        outputs = inputs @ weight.T
+        torch.testing.assert_close(found.mean_gO[0], outputs.mean(0), rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(
+            found.variance_gO[0], outputs.var(0, correction=0), rtol=1e-7, atol=1e-8
+        )
+        missed = target - outputs
+        if bias is not None:
+            torch.testing.assert_close(found.bias_gO[0], shift, rtol=1e-8, atol=1e-8)
+            missed = missed - shift
+        assert found.after == pytest.approx(float(missed.norm() / target.norm()), rel=1e-6)
+        assert found.after <= found.before + 1e-12
+
+
+def test_a_right_prior_is_left_untouched():
+    inputs, prior = draw(50, 8), draw(3, 8, seed=1)
+    sums = Ridge(prior[None], None, rows=50)
+    sums.add(inputs[None], (inputs @ prior.T)[None])
+    assert sums.solve(0.1, where="layer") is None
+
+
+def test_dependent_inputs_without_a_ridge_are_an_error():
+    inputs = draw(50, 4).repeat(1, 2)
+    sums = Ridge(draw(3, 8)[None], None, rows=50)
+    sums.add(inputs[None], draw(50, 3, seed=5)[None])
+    with pytest.raises(SolveFailed, match="singular"):
+        sums.solve(0.0, where="fc1")
+
+
+CONVOLUTIONS = [
+    nn.Conv1d(4, 6, 3, stride=2, padding=1),
+    nn.Conv2d(4, 6, 3, padding=1, bias=False),
+    nn.Conv2d(4, 6, (3, 2), stride=(1, 2), dilation=2, padding=(2, 1)),
+    nn.Conv2d(4, 8, 3, groups=2),
+    nn.Conv2d(4, 8, 3, groups=4),
+    nn.Conv3d(2, 3, 2, padding=1),
+    nn.ConvTranspose1d(4, 6, 3, stride=2, padding=1, output_padding=1),
+    nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, groups=2, dilation=2),
+]
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(7, 5), *CONVOLUTIONS], ids=str)
+def test_rows_times_weight_is_the_layer(layer):
+    layer = layer.double()
+    sides = {1: (9,), 2: (9, 8), 3: (5, 4, 6)}
+    channels = getattr(layer, "in_channels", 7)
+    space = layer.weight.dim() - 2
+    inputs = draw(3, channels, *sides.get(space, ())) if space else draw(3, 6, 7)
+    module = nn.Sequential(layer)
+    program = labelled_program(export(module, (inputs,))[0], batch=3)
+    (fit,), shared = fits(program)
+    assert not shared
+    expected = layer(inputs)
+    generator = torch.Generator().manual_seed(0)
+    for most in (10_000, 5):
+        rows = rows_of(
+            fit.layer, layer.weight, tuple(expected.shape[1:]), most=most, generator=generator
+        )
+        weight = rows.flat_weight(layer.weight.detach())
+        made = torch.einsum("gnd,god->gno", rows.inputs(inputs), weight)
+        if layer.bias is not None:
+            made = made + layer.bias.view(rows.groups, 1, -1)
+        torch.testing.assert_close(made, rows.outputs(expected.detach()))
+        torch.testing.assert_close(rows.full_weight(weight, layer.weight), layer.weight.detach())
+        if most == 5:
+            assert made.shape[1] == 3 * 5
+    gain = draw(expected.shape[1 if space else -1], seed=3)
+    scaled = layer.weight * along_outputs(gain, layer.weight, fit.layer)
+    with torch.no_grad():
+        shift = 0 if layer.bias is None else layer.bias
+        shape = [1] * expected.dim()
+        shape[1 if space else -1] = -1
+        spread = gain.view(shape)
+        shift = 0 if layer.bias is None else layer.bias.view(shape)
+        layer.weight.copy_(scaled)
+        torch.testing.assert_close(layer(inputs) - shift, spread * (expected - shift).detach())
+
+
+@pytest.fixture
+def factory(tmp_path):
+    """A file with a factory for a network of the test, and its state dicts."""
+
+    def write(body):
+        path = tmp_path / "net.py"
+        path.write_text("import torch\nfrom torch import nn\n" + body)
+        return f"{path}:net"
+
+    return write
+
+
+MLP = """
+def net():
+    layers = nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, 4)
+    return nn.Sequential(*layers), torch.randn(4, 6)
+"""
+RESIDUAL = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.bn0 = nn.BatchNorm2d(8)
+        self.conv1 = nn.Conv2d(8, 6, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(6)
+        self.conv2 = nn.Conv2d(6, 8, 3, padding=1)
+        self.bn2 = nn.BatchNorm2d(8)
+        self.short = nn.Conv2d(8, 8, 1, bias=False)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = self.bn0(self.stem(x)).relu()
+        out = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))
+        x = (out + self.short(x)).relu()
+        return self.head(x.mean((2, 3)))
+
+
+def net():
+    return Net(), torch.randn(4, 3, 8, 8)
+"""
+
+
+def build(arch, seed):
+    from otfuse_cli.network.factory import build as make
+
+    torch.manual_seed(seed)
+    module = make(arch, device="cpu").module
+    for buffer in module.modules():
+        if isinstance(buffer, nn.BatchNorm2d):
+            nn.init.uniform_(buffer.weight, 0.5, 1.5)
+            nn.init.normal_(buffer.bias, std=0.2)
+            buffer.running_mean.normal_(std=0.2)
+            buffer.running_var.uniform_(0.5, 2)
+    return module
+
+
+def inputs_of(arch, count, seed=3):
+    shape = (6,) if "Linear(6" in Path(arch.partition(":")[0]).read_text() else (3, 8, 8)
+    return {"x": torch.randn(count, *shape, generator=torch.Generator().manual_seed(seed))}
+
+
+@pytest.mark.parametrize("body", [MLP, RESIDUAL], ids=["mlp", "residual"])
+def test_fusing_with_itself_changes_nothing(factory, body):
+    arch = factory(body)
+    state = build(arch, 0).state_dict()
+    fused, report = otfuse_cli.merge(state, state, arch=arch, samples=inputs_of(arch, 60))
+    for name, tensor in state.items():
+        assert torch.equal(fused[name], tensor), name
+    assert [step.agreement for step in report.steps] == [1.0, 1.0]
+    assert report.refits == ()
+
+
+@pytest.mark.parametrize("body", [MLP, RESIDUAL], ids=["mlp", "residual"])
+def test_refit_brings_the_fused_net_nearer_to_its_parents(factory, body):
+    arch = factory(body)
+    parents = [build(arch, seed) for seed in (0, 1)]
+    states = [p.state_dict() for p in parents]
+    data = inputs_of(arch, 300)
+    wanted = torch.stack([p.eval()(data["x"]) for p in parents]).mean(0).detach()
+    missed = {}
+    for refit in (False, True):
+        fused, report = otfuse_cli.merge(
+            *states, arch=arch, samples=data, refit=refit, calibrate="none", num_samples=300
+        )
+        net = build(arch, 0)
+        net.load_state_dict(fused)
+        missed[refit] = float((net.eval()(data["x"]).detach() - wanted).norm() / wanted.norm())
+        assert [s.name for s in report.steps] == ["average", "refit"][: 1 + refit]
+    assert missed[True] < 0.6 * missed[False]
+
+
+def test_batch_norm_holds_the_statistics_of_what_it_is_given(factory):
+    arch = factory(RESIDUAL)
+    states = [build(arch, seed).state_dict() for seed in (0, 1)]
+    data = inputs_of(arch, 200)
+    fused, _ = otfuse_cli.merge(*states, arch=arch, samples=data, num_samples=200)
+    net = build(arch, 0)
+    net.load_state_dict(fused)
+    seen = {}
+    for name in ("bn0", "bn1", "bn2"):
+        module = getattr(net, name)
+        module.register_forward_hook(
+            lambda m, args, out, name=name: seen.__setitem__(name, args[0].detach())
+        )
+    net.eval()(data["x"])
+    for name, value in seen.items():
+        mean, var = value.mean((0, 2, 3)), value.var((0, 2, 3), correction=0)
+        torch.testing.assert_close(getattr(net, name).running_mean, mean, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(getattr(net, name).running_var, var, rtol=1e-3, atol=1e-4)
+
+
+def test_order_and_batching_of_inputs_do_not_matter(factory, monkeypatch):
+    arch = factory(RESIDUAL)
+    states = [build(arch, seed).state_dict() for seed in (0, 1)]
+    data = inputs_of(arch, 90)
+    merge = partial(otfuse_cli.merge, *states, arch=arch, num_samples=90)
+    first, _ = merge(samples=data)
+    order = torch.randperm(90, generator=torch.Generator().manual_seed(9))
+    monkeypatch.setattr("otfuse_cli.network.runnable.BATCH", 32)
+    from otfuse_cli.network import runnable
+
+    monkeypatch.setattr(runnable.runnable, "__kwdefaults__", {"read": None, "batch": 32})
+    second, _ = merge(samples={"x": data["x"][order]})
+    third, _ = merge(samples=data, max_memory=0.0)  # every layer is reached anew
+    for name, tensor in first.items():
+        for other in (second, third):
+            torch.testing.assert_close(other[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_other_widths(factory):
+    wide = factory(MLP)
+    state = build(wide, 0).state_dict()
+    path = Path(wide.partition(":")[0])
+    narrow_path = path.with_name("narrow.py")
+    narrow_path.write_text(path.read_text().replace("12", "8").replace("9", "5"))
+    narrow = f"{narrow_path}:net"
+    other = build(narrow, 1)
+    data = inputs_of(wide, 200)
+    fused, report = otfuse_cli.merge(
+        state, other.state_dict(), arch=narrow, samples=data, num_samples=200
+    )
+    assert fused["0.weight"].shape == (8, 6)
+    assert len(report.refits) == 3
+    assert report.steps[-1].agreement >= report.steps[0].agreement
+
+
+def test_too_few_inputs(factory):
+    arch = factory(MLP)
+    states = [build(arch, seed).state_dict() for seed in (0, 1)]
+    with pytest.raises(UsageError, match="too few") as error:
+        otfuse_cli.merge(*states, arch=arch, samples=inputs_of(arch, 10))
+    assert error.value.exit_code == 2
+    otfuse_cli.merge(*states, arch=arch, samples=inputs_of(arch, 10), force=True)
+    otfuse_cli.merge(*states, arch=arch, samples=inputs_of(arch, 25))
+    otfuse_cli.merge(*states, arch=arch, samples=inputs_of(arch, 10), refit=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"align": "acts"}, "--align acts needs inputs"),
+        ({"mass": "importance"}, "--mass importance needs inputs"),
+        ({"refit": True}, "--refit needs inputs"),
+        ({"calibrate": "bn"}, "--calibrate bn needs inputs"),
+        ({"ridge": -1.0}, "ridge"),
+        ({"calibrate": "often"}, "unknown value"),
+    ],
+)
+def test_options_that_need_inputs(factory, options, words):
+    arch = factory(MLP)
+    states = [build(arch, seed).state_dict() for seed in (0, 1)]
+    with pytest.raises(UsageError, match=words):
+        otfuse_cli.merge(*states, arch=arch, **options)
+
+
+def test_calibration(factory):
+    arch = factory(RESIDUAL)
+    parents = [build(arch, seed) for seed in (0, 1)]
+    data = inputs_of(arch, 200)
+    merge = partial(
+        otfuse_cli.merge, *(p.state_dict() for p in parents), arch=arch, samples=data,
+        refit=False, num_samples=200,
+    )  # fmt: skip
+    for kind, tried in (("bn", 1), ("repair", 1), ("auto", 2), ("none", 0)):
+        _, report = merge(calibrate=kind)
+        steps = report.steps[1:]
+        assert len(steps) == tried
+        best = report.steps[0].agreement
+        for step in steps:
+            assert step.kept is (step.agreement > best)
+            best = max(best, step.agreement)
