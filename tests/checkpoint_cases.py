@@ -181,7 +181,7 @@ def hf(
 
 def is_folder(out: Path) -> None:
     names = {p.name for p in out.iterdir()}
-    assert {"config.json", "tokenizer.json"} <= names
+    assert {"config.json", "tokenizer.json", f"{out.name}.report.json"} <= names
     got: State = {}
     for path in out.glob("*.safetensors"):
         got |= load_file(path)

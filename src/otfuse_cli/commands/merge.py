@@ -307,7 +307,9 @@ def _sink(
 def _output_record(plan: Plan) -> tuple[FileRecord, ...]:
     if plan.output is None:
         return ()
-    with open_checkpoint(plan.output) as written:
+    # With the anchor's other entries beside it, the fused model is as ambiguous as the anchor was.
+    key = plan.options.key if plan.target.keep_extras else None
+    with open_checkpoint(plan.output, key=key) as written:
         return (written.record(),)
 
 
