@@ -7,7 +7,10 @@ import hashlib
 import json
 import os
 import pickle
+import signal
 import stat
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
+from otfuse_cli.checkpoint import draft
 from otfuse_cli.checkpoint.open import open_checkpoint
 from otfuse_cli.checkpoint.suffix import parse_size
 from otfuse_cli.checkpoint.write import open_writer
@@ -521,6 +525,27 @@ def test_an_exception_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         attempt()
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="needs files without a name")
+def test_a_killed_process_leaves_no_folder(tmp_path: Path) -> None:
+    if draft._open_nameless(tmp_path) is None:
+        pytest.skip("this file system has no files without a name")
+    script = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from otfuse_cli.checkpoint.draft import FolderDraft\n"
+        "folder = FolderDraft(Path(sys.argv[1]))\n"
+        "folder.add('model.safetensors').write_at(memoryview(b'half of it'), 0)\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGKILL)
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize(
