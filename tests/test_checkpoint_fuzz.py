@@ -232,7 +232,7 @@ def attack(numbers: range) -> set[str]:
 
 
 def test_hundreds_of_damaged_files() -> None:
-    assert len(attack(range(400))) > 8  # refused for many reasons: damage gets everywhere
+    assert len(attack(range(200))) > 8  # refused for many reasons: damage gets everywhere
 
 
 @pytest.mark.slow
