@@ -123,11 +123,14 @@ def kept_extras(
     return extras, (f"--keep-extras left out: {', '.join(extras.left_out)}",)
 
 
-def output_record(output: Path | None) -> tuple[FileRecord, ...]:
-    """What was written, as the report holds it."""
+def output_record(
+    output: Path | None, target: OutputOptions, key: str | None = None
+) -> tuple[FileRecord, ...]:
+    """What was written, as the report holds it; `key`: what the input was read under."""
     if output is None:
         return ()
-    with open_checkpoint(output) as written:
+    # With other entries beside it, what was written is as ambiguous as the input was.
+    with open_checkpoint(output, key=key if target.keep_extras else None) as written:
         return (written.record(),)
 
 

@@ -62,7 +62,11 @@ def _plan(request: PruneFuseRequest, *, to_file: bool) -> Plan:
         if not isinstance(request.pruned, str | Path):
             raise UsageError("no output", where="-o OUT", fix="say where the fused model goes")
         pruned = Path(request.pruned)
-        output = pruned.with_name(f"{pruned.stem}.fused{pruned.suffix}")
+        name = f"{pruned.stem}.fused{pruned.suffix}"
+        if pruned.is_dir():
+            name = f"{pruned.resolve().name}-fused"  # a suffix would make it a file
+            pruned = pruned.resolve()
+        output = pruned.with_name(name)
     steps = _Steps(request)
     return Plan(
         command="prune-fuse",
