@@ -20,23 +20,32 @@ from .sweep import Match, stream_spaces, sweep
 
 
 def match(
-    source: Model, anchor: Model, recipe: Recipe, runtime: Runtime, judge: Judge | None = None
+    source: Model,
+    anchor: Model,
+    recipe: Recipe,
+    runtime: Runtime,
+    judge: Judge | None = None,
+    *,
+    random: bool = False,
 ) -> Match:
     """Align `source` to `anchor`; with `align none` every unit stays in its place.
 
-    A `judge` scores the candidates of `--matcher auto`; without one the objective decides.
+    A `judge` scores the candidates of `--matcher auto`; without one the objective decides. With
+    `random`, the records say what random maps would cost, too: one more cost matrix each.
 
     Raises:
         SolveFailed: A transport problem was not solved.
         UsageError: A matcher that looks for one map per space, with options that have no such map.
-        IncompatibleModels: A complex tensor that would have to be moved.
+        IncompatibleModels: A complex tensor that would have to be moved, or no alignment of
+            different widths.
     """
     if recipe.align == "none":
+        _require_same_sizes(source, anchor)
         return Match(Alignment({}), (), ())
     _require_real(source)
     _require_real(anchor)
     average = recipe.residual == "average" and bool(stream_spaces(anchor.graph))
-    first = (sweep_average if average else sweep)(source, anchor, recipe, runtime)
+    first = (sweep_average if average else sweep)(source, anchor, recipe, runtime, random=random)
     errors = {s.id: s.marginal_error for s in first.spaces}
     swept = Found(first.alignment, 0.0, first.flop, errors=errors)
     portfolio = Portfolio(source, anchor, recipe, runtime, swept, judge)
@@ -64,7 +73,9 @@ def match(
     spaces, layers = first.spaces, first.layers
     if outcome.best is not portfolio.swept:
         chosen = outcome.best
-        spaces, layers = measure(source, anchor, chosen.alignment, recipe, chosen.errors)
+        spaces, layers = measure(
+            source, anchor, chosen.alignment, recipe, chosen.errors, random=random
+        )
     return Match(
         scaled(source, anchor, outcome.best.alignment, recipe),
         spaces,
@@ -94,6 +105,20 @@ def scaled(source: Model, anchor: Model, alignment: Alignment, recipe: Recipe) -
     if recipe.scale == "balanced":
         return balance(source, anchor, alignment)
     return weigh(alignment) if recipe.scale == "auto" else alignment
+
+
+def _require_same_sizes(source: Model, anchor: Model) -> None:
+    """Units that stay in their places need the same places in both models."""
+    for space in anchor.graph.spaces.values():
+        size = source.graph.sizes.get(space.id, space.size)
+        if size != space.size:
+            raise IncompatibleModels(
+                "models of different widths have no plain average",
+                where=f"space {space.id}: {size} units in {source.checkpoint.label}, "
+                f"{space.size} in {anchor.checkpoint.label}",
+                why="with --align none every unit stays in its place",
+                fix="use --align wts",
+            )
 
 
 def _sweep_only(recipe: Recipe, *, average: bool) -> str | None:

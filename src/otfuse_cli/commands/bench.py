@@ -279,7 +279,7 @@ def open_bench(
     tensors = {m.index: _tensors(m) for m in used}
     programs: dict[int, Program] = {}
     by_shape: dict[tuple[object, ...], Program] = {}
-    own = _shapes(parents.anchor)
+    own = {name: node.shape for name, node in parents.known.graph.tensors.items()}
     for model in (parents.anchor, *(m for m in used if m.index != anchor)):
         shapes = _shapes(model)
         if shapes not in by_shape:
@@ -287,7 +287,7 @@ def open_bench(
                 parents.known,
                 samples,
                 device=runtime.device,
-                read=None if shapes == own else tensors[model.index],
+                read=None if dict(shapes) == own else tensors[model.index],
             )
         programs[model.index] = by_shape[shapes]
         if not same_operations(programs[model.index], programs[anchor]):
@@ -340,7 +340,7 @@ def _tensors(model: Model) -> Tensors:
     return found
 
 
-def _shapes(model: Model) -> tuple[object, ...]:
+def _shapes(model: Model) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple((name, info.shape) for name, info in model.checkpoint.infos.items())
 
 
