@@ -91,11 +91,14 @@ class Steps:
         assemble: Opened checkpoints, anchor's index, options, device -> models with graphs.
         match: One source against the anchor.
         describe: What the verb adds to the report before it is written.
+        teach: From the aligned sources, what a refit aims at instead of the parents' mean; None
+            where that is the aim.
     """
 
     assemble: Assemble = _assemble
     match: Matcher = match
     describe: Callable[[Parents, Report], Report] = lambda parents, report: report
+    teach: Callable[[Sequence[Aligned]], Sequence[Aligned] | None] = lambda aligned: None
 
 
 @dataclass(frozen=True)
@@ -220,7 +223,14 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
         if bench is not None:
             with watch("refit"):
                 endpoint = _endpoint(aligned)
-                better = improve(bench, fused, recipe, plan.options, endpoint=endpoint)
+                better = improve(
+                    bench,
+                    fused,
+                    recipe,
+                    plan.options,
+                    endpoint=endpoint,
+                    teachers=plan.steps.teach(aligned),
+                )
                 fused = replace(fused, better=better.tensors)
         with watch("write"):
             lost = _write(plan, parents, fused, runtime, also)
