@@ -139,7 +139,7 @@ def test_every_request_field_has_an_option(name):
     files = {"arch", "free_outputs", "key", "strict", "vocab"}
     files |= {"skip", "only", "keep_extras", "shard_size"}
     made = {"synthetic", "synthetic_kind", "input_shape", "post_activations", "max_memory"}
-    inputs = made | {"samples", "num_samples", "force", "refit", "ridge", "calibrate"}
+    inputs = made | {"samples", "num_samples", "force", "refit", "ridge", "blend", "calibrate"}
     omitted = {"demo": files | inputs, "inspect": {"repair"}}
     omitted["curve"] = {"strict", "vocab"} | made
     assert wanted - omitted.get(name, set()) == taken

@@ -236,8 +236,9 @@ OPTIONS: Mapping[str, Any] = {
         _choice(
             "scale",
             panel=FUSION,
-            text="Different widths: keep the function, also bring both models' rows to one length, "
-            "or the paper's scaling by M/N.",
+            text="Different widths: keep the function, and count a source by how many of its units "
+            "stand for one (auto; not prune-fuse), or in full (preserve), or bring both models' "
+            "rows to one length (balanced); or the paper's scaling by M/N.",
         ),
     ],
     "repair": Annotated[
@@ -256,6 +257,15 @@ OPTIONS: Mapping[str, Any] = {
             text="Fit every layer of the average, in closed form, to what the parents compute on "
             "the inputs.",
             default="refit when there are inputs",
+        ),
+    ],
+    "blend": Annotated[
+        str,
+        _choice(
+            "blend",
+            panel=FUSION,
+            text="With inputs: fit the average of matched units; or keep the best units of all "
+            "parents and fit those (joint); or what agrees more with the parents.",
         ),
     ],
     "ridge": Annotated[

@@ -15,6 +15,7 @@ from .models import Model
 from .portfolio import Judge, Portfolio
 from .recipe import Recipe
 from .residual_average import sweep_average
+from .shares import weigh
 from .sweep import Match, stream_spaces, sweep
 
 
@@ -75,11 +76,8 @@ def match(
         spaces, layers = measure(
             source, anchor, chosen.alignment, recipe, chosen.errors, random=random
         )
-    alignment = outcome.best.alignment
-    if recipe.scale == "balanced":
-        alignment = balance(source, anchor, alignment)
     return Match(
-        alignment,
+        scaled(source, anchor, outcome.best.alignment, recipe),
         spaces,
         layers,
         outcome.best.flop,
@@ -114,6 +112,13 @@ def _require_same_sizes(source: Model, anchor: Model) -> None:
                 why="with --align none every unit stays in its place",
                 fix="use --align wts",
             )
+
+
+def scaled(source: Model, anchor: Model, alignment: Alignment, recipe: Recipe) -> Alignment:
+    """What `--scale` adds to maps between different widths, once they are found."""
+    if recipe.scale == "balanced":
+        return balance(source, anchor, alignment)
+    return weigh(alignment) if recipe.scale == "auto" else alignment
 
 
 def _sweep_only(recipe: Recipe, *, average: bool) -> str | None:

@@ -27,8 +27,9 @@ from ..fuse.selection import Selection
 from ..report import Report
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
 from ..stored import report_beside
-from .bench import Improved, improve, open_bench, watch_units
+from .bench import open_bench, watch_units
 from .function import check_function
+from .improve import Improved, improve
 from .outputs import (
     Put,
     kept_extras,
@@ -345,6 +346,7 @@ def _inputs_recipe(options: ImproveOptions) -> dict[str, Any]:
         "input_shape": options.input_shape,
         "refit": options.refits,
         "ridge": options.ridge,
+        "blend": options.blend,
         "calibrate": options.calibration,
     }
 

@@ -7,7 +7,7 @@ option that is None was not given; `FusionOptions.recipe` fills it from `--paper
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -121,6 +121,7 @@ class ImproveOptions(FusionOptions):
     refit: bool | None = None
     force: bool = False
     ridge: float = 0.1
+    blend: str = "average"
     calibrate: str | None = None
 
     def __post_init__(self) -> None:
@@ -129,12 +130,14 @@ class ImproveOptions(FusionOptions):
             others()
         if not (isfinite(self.ridge) and self.ridge >= 0):
             raise UsageError("a ridge is finite and not negative", where=f"--ridge {self.ridge}")
-        if self.calibrate is not None and self.calibrate not in CHOICES["calibrate"]:
-            raise UsageError(
-                f"unknown value {self.calibrate!r}",
-                where="--calibrate",
-                fix=f"use one of: {', '.join(CHOICES['calibrate'])}",
-            )
+        for name in ("calibrate", "blend"):
+            value = getattr(self, name)
+            if value is not None and value not in CHOICES[name]:
+                raise UsageError(
+                    f"unknown value {value!r}",
+                    where=f"--{name}",
+                    fix=f"use one of: {', '.join(CHOICES[name])}",
+                )
 
     @property
     def has_inputs(self) -> bool:
@@ -206,6 +209,12 @@ class PruneFuseRequest(ImproveOptions, AverageOptions):
     pruned: Source
     dense_weight: float | None = None
     keep_shape: bool = False
+
+    def recipe(self) -> Recipe:
+        """As for `merge`, but the dense network counts in full: the pruned one is made of it."""
+        if self.scale is None and not self.paper:
+            return replace(self, scale="preserve").recipe()
+        return super().recipe()
 
 
 @dataclass(frozen=True, kw_only=True)

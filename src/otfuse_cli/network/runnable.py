@@ -6,7 +6,6 @@ import copy
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
@@ -71,8 +70,13 @@ def runnable(
     module = network.module
     if read is not None:
         module = with_tensors(module, module_state(network, known.names, read.__getitem__))
-    first = samples.take(torch.arange(min(batch, samples.count)))
-    exported, _ = export(copy.deepcopy(module).to(device), first.args, first.kwargs)
+    first = samples.take(slice(0, batch))
+    constants = {
+        name: value for name, value in network.kwargs.items() if not isinstance(value, Tensor)
+    }
+    exported, _ = export(
+        copy.deepcopy(module).to(device), first.args, {**constants, **first.kwargs}
+    )
     return labelled_program(
         exported, batch=first.count, graph=known.graph, name_map=_names(module, known.names)
     )
