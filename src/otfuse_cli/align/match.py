@@ -100,6 +100,13 @@ def _require_real(model: Model) -> None:
             )
 
 
+def scaled(source: Model, anchor: Model, alignment: Alignment, recipe: Recipe) -> Alignment:
+    """What `--scale` adds to maps between different widths, once they are found."""
+    if recipe.scale == "balanced":
+        return balance(source, anchor, alignment)
+    return weigh(alignment) if recipe.scale == "auto" else alignment
+
+
 def _require_same_sizes(source: Model, anchor: Model) -> None:
     """Units that stay in their places need the same places in both models."""
     for space in anchor.graph.spaces.values():
@@ -112,13 +119,6 @@ def _require_same_sizes(source: Model, anchor: Model) -> None:
                 why="with --align none every unit stays in its place",
                 fix="use --align wts",
             )
-
-
-def scaled(source: Model, anchor: Model, alignment: Alignment, recipe: Recipe) -> Alignment:
-    """What `--scale` adds to maps between different widths, once they are found."""
-    if recipe.scale == "balanced":
-        return balance(source, anchor, alignment)
-    return weigh(alignment) if recipe.scale == "auto" else alignment
 
 
 def _sweep_only(recipe: Recipe, *, average: bool) -> str | None:
