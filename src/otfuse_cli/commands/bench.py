@@ -26,8 +26,8 @@ from ..fuse.refit import refit
 from ..fuse.repair import plan_repair
 from ..fuse.selection import Selection
 from ..graph.program import Program, same_operations
-from ..network.architecture import real_network
-from ..network.runnable import require_network, runnable
+from ..network.architecture import require_network
+from ..network.runnable import runnable
 from ..network.samples import Samples, load_samples
 from ..network.synthetic import first_layer_names, synthetic_samples
 from ..network.walk import Walk, flat_inputs
@@ -74,6 +74,12 @@ class Bench:
             at: self.logits(self.programs[at], tensors) for at, tensors in self.tensors.items()
         }
         self.choice = self._ensemble({at: self.weights[at] for at in self._logits})
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What running the networks rests on without anybody having said so."""
+        assumption = self.parents.known.assumption
+        return () if assumption is None else (assumption,)
 
     @property
     def anchor(self) -> int:
@@ -309,11 +315,9 @@ def _inputs(parents: Parents, options: FusionOptions, recipe: Recipe) -> Samples
             where="--samples and --synthetic",
             fix="give one of them",
         )
-    require_network(
+    network = require_network(
         parents.known, options.arch, "--samples" if options.samples is not None else "--synthetic"
     )
-    network = real_network(parents.known)
-    assert network is not None
     if options.samples is not None:
         number = REAL if options.num_samples is None else options.num_samples
         return load_samples(options.samples, network, number=number, seed=recipe.seed)

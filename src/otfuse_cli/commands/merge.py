@@ -248,6 +248,7 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
             candidates=tuple(c for m in matches for c in m.candidates),
             warnings=(
                 *parents.warnings,
+                *(bench.warnings if bench is not None else ()),
                 *selection.warnings(parents.whole.checkpoint.infos),
                 *lost,
                 *_warnings(parents, recipe, aligned, repair),
