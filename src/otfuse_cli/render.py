@@ -206,6 +206,10 @@ def _print_report(report: Report, view: View) -> None:
             sheet.table(title, table)
     if len(report.candidates) > 1 or (report.candidates and view.verbose):
         sheet.table("Candidates", tables.candidates(report))
+    if report.steps:
+        sheet.table("Steps, by agreement with the parents' ensemble", tables.steps(report))
+    if report.refits and view.verbose:
+        sheet.table("Refitted layers", tables.refits(report))
     if report.evaluation:
         _print_evaluation(sheet, report.evaluation, look)
     if view.verbose:

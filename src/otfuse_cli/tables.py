@@ -185,6 +185,20 @@ def candidates(report: Report) -> Table:
     return table
 
 
+def steps(report: Report) -> Table:
+    """What the fused model was worth on the inputs, step by step."""
+    names = {s.name if s.kept else f"{s.name} (not kept)": s for s in report.steps}
+    columns = {"agreement": {name: step.agreement for name, step in names.items()}}
+    measured = {name: step.accuracy for name, step in names.items() if step.accuracy is not None}
+    return side_by_side({**columns, "accuracy": measured} if measured else columns)
+
+
+def refits(report: Report) -> Table:
+    """How far each fitted layer misses its target, relative to it."""
+    before, after = ({r.layer: getattr(r, at) for r in report.refits} for at in ("before", "after"))
+    return side_by_side({"missed before": before, "after": after})
+
+
 def scores(title: str, values: Mapping[str, Any], look: Look) -> Table:
     """What was measured: names, numbers and bars."""
     table = _table("", clean(title))
