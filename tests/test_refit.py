@@ -279,7 +279,8 @@ def test_other_widths(factory):
     )
     assert fused["0.weight"].shape == (8, 6)
     assert len(report.refits) == 3
-    assert report.steps[-1].agreement >= report.steps[0].agreement
+    assert report.steps[-1].agreement > 0.9
+    assert all(fit.after < fit.before for fit in report.refits)
 
 
 def test_too_few_inputs(factory):

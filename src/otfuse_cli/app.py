@@ -16,6 +16,7 @@ import typer
 
 from . import render
 from .commands.requests import (
+    STANDARD,
     CheckRequest,
     CurveRequest,
     DemoRequest,
@@ -23,8 +24,9 @@ from .commands.requests import (
     InspectRequest,
     MergeRequest,
     PruneFuseRequest,
+    PruneRequest,
 )
-from .errors import ExitCode, GateFailed, OtfuseError, OutputRefused, UsageError
+from .errors import ExitCode, OtfuseError, OutputRefused, UsageError
 from .help import Command, Group
 from .options import RunOptions, build, signature, split
 from .render import Outcome, View
@@ -82,7 +84,8 @@ def _command(
     def register(verb: Verb[Request]) -> Verb[Request]:
         def run(**values: Any) -> int:
             keywords, options = split(request_type, values)
-            return _run(name, verb, lambda: build(request_type, keywords), _view(options, keywords))
+            view = _view(options, keywords)
+            return _run(name, verb, lambda: _request(request_type, keywords, view), view)
 
         run.__doc__ = verb.__doc__
         run.__signature__ = parameters  # type: ignore[attr-defined]
@@ -116,6 +119,7 @@ def merge(request: MergeRequest, progress: Progress) -> Report:
     InspectRequest,
     "otfuse inspect a.pt",
     "otfuse inspect a.pt b.pt --ot-costs",
+    "otfuse inspect a.pt b.pt --max-cost 0.5 --plot costs.html",
     "otfuse merge a.pt b.pt -o fused.pt --json | otfuse inspect --ot-costs",
     optional=("checkpoints",),
     omit=("repair",),
@@ -123,18 +127,22 @@ def merge(request: MergeRequest, progress: Progress) -> Report:
 def inspect(request: InspectRequest, progress: Progress) -> Report:
     """Look before fusing: tensors, layer graph, compatibility, OT costs.
 
-    Without a CKPT, shows the costs in a report or a --json envelope that comes from a pipe. With
-    one CKPT and --ot-costs, shows the costs of the report beside it.
+    Without a CKPT, or with -, shows the costs in a report or a --json envelope that comes from a
+    pipe. With one CKPT and --ot-costs, shows the costs of the report beside it.
     """
-    if not request.checkpoints:
-        from .stored import gate, read_pipe
-
-        return gate(read_pipe(sys.stdin), request.max_cost)
     only = request.checkpoints[0] if len(request.checkpoints) == 1 else None
-    if isinstance(only, Path) and (request.ot_costs or request.max_cost is not None):
-        from .stored import gate, read_beside
+    if not request.checkpoints or only == STANDARD:
+        from .commands.costs import check_outputs, finish
+        from .stored import read_pipe
 
-        return gate(read_beside(only), request.max_cost)
+        check_outputs(request)
+        return finish(read_pipe(sys.stdin), request)
+    if isinstance(only, Path) and request.costs:
+        from .commands.costs import check_outputs, finish
+        from .stored import read_beside
+
+        check_outputs(request)
+        return finish(read_beside(only), request)
     from .commands.inspect import inspect as verb
 
     return verb(request, progress=progress)
@@ -149,9 +157,28 @@ def inspect(request: InspectRequest, progress: Progress) -> Report:
 def prune_fuse(request: PruneFuseRequest, progress: Progress) -> Report:
     """Fuse a dense checkpoint into its pruned version, which keeps its widths.
 
+    Units that PRUNED still has are found and stay themselves; what was pruned is merged into them.
     Without -o, the result goes beside PRUNED: pruned.pt becomes pruned.fused.pt.
     """
     from .commands.prune_fuse import prune_fuse as verb
+
+    return verb(request, progress=progress)
+
+
+@_command(
+    "prune",
+    PruneRequest,
+    "otfuse prune a.pt -o small.pt --amount 0.5",
+    "otfuse prune a.pt -o small.pt --criterion ot --layer fc1=0.9 --layer fc2=0.5",
+    required=("output",),
+)
+def prune(request: PruneRequest, progress: Progress) -> Report:
+    """Remove whole units from a checkpoint, with everything that carries them.
+
+    What is written is smaller. Outputs and what can't be proven interchangeable stay; heads and
+    channel groups go whole. otfuse prune-fuse recovers accuracy from the unpruned checkpoint.
+    """
+    from .commands.prune import prune as verb
 
     return verb(request, progress=progress)
 
@@ -196,7 +223,15 @@ def evaluate(request: EvaluateRequest, progress: Progress) -> Report:
     CurveRequest,
     "otfuse curve a.pt b.pt --arch net.py:make_net --samples test.npz",
     "otfuse curve a.pt b.pt --arch mlp --samples test.npz --paper --plot curve.png",
-    omit=("synthetic", "synthetic_kind", "input_shape", "post_activations", "max_memory"),
+    omit=(
+        "strict",
+        "vocab",
+        "synthetic",
+        "synthetic_kind",
+        "input_shape",
+        "post_activations",
+        "max_memory",
+    ),
 )
 def curve(request: CurveRequest, progress: Progress) -> Report:
     """Measure what lies between two checkpoints, for weights from 0 to 1 of the second one.
@@ -216,9 +251,9 @@ def curve(request: CurveRequest, progress: Progress) -> Report:
     "otfuse demo --paper -o fused.safetensors",
     omit=(
         *("arch", "free_outputs", "key", "strict", "vocab"),
-        *("skip", "only", "keep_extras", "shard_size"),
+        *("keep_extras", "shard_size"),
         *("samples", "synthetic", "synthetic_kind", "input_shape", "num_samples", "max_memory"),
-        *("post_activations", "force", "refit", "ridge", "calibrate"),
+        *("post_activations", "force", "refit", "ridge", "blend", "calibrate"),
     ),
 )
 def demo(request: DemoRequest, progress: Progress) -> Report:
@@ -273,6 +308,18 @@ def _finish(outcome: Outcome, view: View) -> int:
     return outcome.exit_code
 
 
+def _request(request_type: Callable[..., Request], keywords: dict[str, Any], view: View) -> Request:
+    if view.json and view.report == STANDARD:
+        raise UsageError(
+            "two results for one standard output",
+            where="--json --report -",
+            why="the envelope of --json holds the report already",
+            fix="leave one of the two out",
+        )
+    request: Request = build(request_type, keywords)
+    return request
+
+
 def _view(options: RunOptions, keywords: dict[str, Any]) -> View:
     return View(
         json=options.json,
@@ -286,9 +333,8 @@ def _view(options: RunOptions, keywords: dict[str, Any]) -> View:
 
 
 def _report_of(error: BaseException) -> Report | None:
-    if isinstance(error, GateFailed) and isinstance(error.report, Report):
-        return error.report
-    return None
+    report = getattr(error, "report", None)
+    return report if isinstance(report, Report) else None
 
 
 def _foreseen(error: BaseException) -> OtfuseError:

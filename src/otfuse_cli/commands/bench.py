@@ -7,12 +7,12 @@ used to report accuracies.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ..align.activations import observe
+from ..align.activations import Observed, observe
 from ..align.alignment import Alignment
 from ..align.models import Model
 from ..align.portfolio import Judge
@@ -158,6 +158,10 @@ class Bench:
             for a in aligned
         ]
 
+    def part(self, where: slice) -> Bench:
+        """The same models on some of the inputs."""
+        return replace(self, samples=self.samples.take(where))
+
     def refit(
         self, aligned: Sequence[Aligned], tensors: Tensors, ridge: float, left: frozenset[str]
     ) -> tuple[tuple[RefitRecord, ...], tuple[str, ...]]:
@@ -187,6 +191,23 @@ class Bench:
             parents = self.run_parents(aligned)
             changed = rescale(parents, program, copy, self.samples, **more)  # type: ignore[arg-type]
         return copy if changed else None
+
+
+def seen_units(bench: Bench, samples: Samples, *, post: bool, seed: int) -> dict[int, Observed]:
+    """What the units of every model do on `samples`, by the model's index."""
+    return {
+        model.index: observe(
+            bench.programs[model.index],
+            bench.tensors[model.index],
+            model.graph,
+            samples,
+            device=bench.runtime.device,
+            post=post,
+            seed=seed,
+        )
+        for model in bench.parents.models
+        if model.index in bench.programs
+    }
 
 
 def require_no_inputs(options: FusionOptions, recipe: Recipe) -> None:
@@ -258,7 +279,7 @@ def open_bench(
     tensors = {m.index: _tensors(m) for m in used}
     programs: dict[int, Program] = {}
     by_shape: dict[tuple[object, ...], Program] = {}
-    own = _shapes(parents.anchor)
+    own = {name: node.shape for name, node in parents.known.graph.tensors.items()}
     for model in (parents.anchor, *(m for m in used if m.index != anchor)):
         shapes = _shapes(model)
         if shapes not in by_shape:
@@ -266,7 +287,7 @@ def open_bench(
                 parents.known,
                 samples,
                 device=runtime.device,
-                read=None if shapes == own else tensors[model.index],
+                read=None if dict(shapes) == own else tensors[model.index],
             )
         programs[model.index] = by_shape[shapes]
         if not same_operations(programs[model.index], programs[anchor]):
@@ -319,7 +340,7 @@ def _tensors(model: Model) -> Tensors:
     return found
 
 
-def _shapes(model: Model) -> tuple[object, ...]:
+def _shapes(model: Model) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple((name, info.shape) for name, info in model.checkpoint.infos.items())
 
 
@@ -332,75 +353,6 @@ def watch_units(bench: Bench, parents: Parents, recipe: Recipe) -> Parents:
     portfolio = recipe.align == "wts" and recipe.matcher == "auto"
     if recipe.align != "acts" and not portfolio:
         return parents
-    models = tuple(
-        model
-        if model.index not in bench.programs
-        else replace(
-            model,
-            observed=observe(
-                bench.programs[model.index],
-                bench.tensors[model.index],
-                model.graph,
-                bench.judged,
-                device=bench.runtime.device,
-                post=recipe.post_activations,
-                seed=recipe.seed,
-            ),
-        )
-        for model in parents.models
-    )
+    seen = seen_units(bench, bench.judged, post=recipe.post_activations, seed=recipe.seed)
+    models = tuple(replace(m, observed=seen.get(m.index, {})) for m in parents.models)
     return replace(parents, models=models)
-
-
-@dataclass(frozen=True)
-class Improved:
-    """What inputs made of the average.
-
-    Attributes:
-        tensors: Those that are no longer the average's, by name.
-        steps: What each step gave.
-        refits: Layers that were fitted.
-        remarks: What was left alone.
-    """
-
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    steps: tuple[StepRecord, ...] = ()
-    refits: tuple[RefitRecord, ...] = ()
-    remarks: tuple[str, ...] = ()
-
-
-def improve(
-    bench: Bench,
-    fused: Fused,
-    recipe: Recipe,
-    options: ImproveOptions,
-    *,
-    endpoint: bool,
-) -> Improved:
-    """Average, refit, calibrate in memory; with the whole weight on one model only on request."""
-    tensors, aligned = bench.average(fused), fused.sources
-    average_only = dict(tensors)
-    left = frozenset(name for name in tensors if fused.selection.keeps(name))
-    steps = [bench.step("average", tensors)]
-    fitted: tuple[RefitRecord, ...] = ()
-    remarks: tuple[str, ...] = ()
-    refits = options.refits and (not endpoint or bool(options.refit))
-    if refits:
-        fitted, remarks = bench.refit(aligned, tensors, options.ridge, left)
-        steps.append(bench.step("refit", tensors))
-    wanted = "none" if endpoint and options.calibrate is None else options.calibration
-    kinds = {"none": (), "auto": ("bn", "repair")}.get(wanted, (wanted,))
-    best = steps[-1]
-    for kind in kinds:
-        trial = bench.calibrate(kind, aligned, tensors, left)
-        if trial is None:
-            if wanted != "auto":
-                remarks = (*remarks, f"--calibrate {kind}: nothing to calibrate")
-            continue
-        found = bench.step(f"calibrate {kind}", trial)
-        kept = found.agreement > best.agreement
-        steps.append(replace(found, kept=kept))
-        if kept:
-            best, tensors = found, trial
-    changed = {n: t for n, t in tensors.items() if t is not average_only[n]}
-    return Improved(changed, tuple(steps), fitted, remarks)
