@@ -1,4 +1,4 @@
-"""What came of a run, as rich tables: candidates, what was pruned, what was measured."""
+"""What came of a run, as rich tables: candidates, steps, what was pruned, what was measured."""
 
 from __future__ import annotations
 
@@ -26,6 +26,20 @@ def candidates(report: Report) -> Table:
             "chosen" if candidate.chosen else "",
         )
     return table
+
+
+def steps(report: Report) -> Table:
+    """What the fused model was worth on the inputs, step by step."""
+    names = {s.name if s.kept else f"{s.name} (not kept)": s for s in report.steps}
+    columns = {"agreement": {name: step.agreement for name, step in names.items()}}
+    measured = {name: step.accuracy for name, step in names.items() if step.accuracy is not None}
+    return side_by_side({**columns, "accuracy": measured} if measured else columns)
+
+
+def refits(report: Report) -> Table:
+    """How far each fitted layer misses its target, relative to it."""
+    before, after = ({r.layer: getattr(r, at) for r in report.refits} for at in ("before", "after"))
+    return side_by_side({"missed before": before, "after": after})
 
 
 def pruned_spaces(report: Report) -> Table:

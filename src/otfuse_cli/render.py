@@ -210,6 +210,10 @@ def _print_report(report: Report, view: View) -> None:
         sheet.table("Candidates", outcomes.candidates(report))
     if report.pruning is not None:
         _print_pruning(sheet, report, view)
+    if report.steps:
+        sheet.table("Steps, by agreement with the parents' ensemble", outcomes.steps(report))
+    if report.refits and view.verbose:
+        sheet.table("Refitted layers", outcomes.refits(report))
     if report.evaluation:
         _print_evaluation(sheet, report.evaluation, look)
     if view.verbose:
