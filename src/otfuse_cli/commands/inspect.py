@@ -18,9 +18,10 @@ from ..fuse.selection import Selection
 from ..plot.charts import HeatMap
 from ..report import Pair, Report
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
-from .bench import open_bench, watch_units
+from .bench import watch_units
 from .compare import compare, one_start, refusal
 from .costs import check_outputs, finish
+from .inputs import open_bench
 from .parents import (
     MEDOID,
     Parents,

@@ -27,9 +27,10 @@ from ..fuse.selection import Selection
 from ..report import Report
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
 from ..stored import report_beside
-from .bench import open_bench, watch_units
+from .bench import watch_units
 from .function import check_function
 from .improve import Improved, improve
+from .inputs import open_bench
 from .outputs import (
     Put,
     kept_extras,
