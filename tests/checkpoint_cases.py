@@ -441,13 +441,13 @@ def read_only(patch: pytest.MonkeyPatch, folder: Path) -> None:
 
 def shrinking(patch: pytest.MonkeyPatch, folder: Path) -> None:
     """The source loses its end after it was opened and read once."""
-    real = merge.match
+    real = merge.open_bench
 
-    def match(*args: Any) -> Any:
+    def open_bench(*args: Any) -> Any:
         os.truncate(folder / "a.pt", 1500)
         return real(*args)
 
-    patch.setattr(merge, "match", match)
+    patch.setattr(merge, "open_bench", open_bench)
 
 
 def exists(build: Callable[[Path], Lines], name: str) -> Callable[[Path], Lines]:
