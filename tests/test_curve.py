@@ -146,6 +146,7 @@ def test_barrier_is_the_rise_above_the_line():
         ("a.pt b.pt --arch mlp --samples s.npz --plot c.pdf", 2, ["--plot c.pdf", ".png"]),
         ("a.pt b.pt --arch mlp --samples none.npz", 3, ["none.npz"]),
         ("a.pt b.pt --arch mlp --samples s.npz --beta 2", 2, ["--beta 2"]),
+        ("a.pt b.pt --arch mlp --samples s.npz --align acts", 2, ["--align acts", "weights alone"]),
     ],
 )
 def test_wrong_inputs(cli, twins, line, code, words):

@@ -16,9 +16,10 @@ import otfuse_cli
 from conftest import make_report
 from otfuse_cli.align.estimate import estimate
 from otfuse_cli.align.recipe import Recipe
-from otfuse_cli.errors import IncompatibleModels
+from otfuse_cli.errors import IncompatibleModels, UsageError
 from otfuse_cli.graph.sizes import solve_widths
-from otfuse_cli.report import Pair, report_from_dict
+from otfuse_cli.report import Pair
+from otfuse_cli.stored import report_from_dict
 from test_report_schema import REPORT
 
 
@@ -433,3 +434,33 @@ def test_estimate_needs_no_weights():
         for checkpoint in checkpoints:
             checkpoint.read = None
         assert estimate(parents.sources, parents.anchor, Recipe()).flop > 0
+
+
+def test_allowed_differences_are_listed_and_compared_all_the_same():
+    anchor, other = net([6, 8, 3]), net([6, 8, 3], seed=1)
+    other["scale"] = torch.ones(3)
+    with pytest.raises(IncompatibleModels) as refused:
+        otfuse_cli.inspect(other, anchor)
+    assert "--no-strict" in refused.value.fix
+    report = otfuse_cli.inspect(other, anchor, strict=False, ot_costs=True)
+    assert [(d.kind, d.name) for d in report.differences] == [("extra", "scale")]
+    assert report.spaces
+    wide = net([6, 8, 4], seed=1)
+    with pytest.raises(IncompatibleModels) as refused:
+        otfuse_cli.inspect(wide, anchor)
+    assert "--vocab common" in refused.value.fix
+    report = otfuse_cli.inspect(wide, anchor, vocab="common", ot_costs=True)
+    assert {d.kind for d in report.differences} == {"size"}
+    assert any("--vocab common" in w for w in report.warnings)
+
+
+def test_activations_are_compared_on_inputs():
+    pair = net([6, 8, 3]), net([6, 8, 3], seed=1)
+    inputs = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
+    options = {"arch": "mlp", "ot_costs": True}
+    by_weights = otfuse_cli.inspect(*pair, **options)
+    seen = otfuse_cli.inspect(*pair, **options, align="acts", samples=inputs)
+    assert seen.spaces[0].ot_cost != by_weights.spaces[0].ot_cost
+    assert seen.spaces[0].random_cost > seen.spaces[0].ot_cost
+    with pytest.raises(UsageError, match="needs inputs"):
+        otfuse_cli.inspect(*pair, **options, align="acts")

@@ -188,3 +188,9 @@ def test_where_joint_can_not_be(factory):
             *states, arch=arch, samples={"x": inputs()}, blend="joint", skip=("head.*",)
         )
     assert IncompatibleModels.exit_code == 4
+
+
+def test_joint_needs_inputs(factory):
+    states = [build(factory(), seed).state_dict() for seed in (1, 2)]
+    with pytest.raises(UsageError, match="--blend joint needs inputs"):
+        otfuse_cli.merge(*states, arch=factory(), blend="joint")

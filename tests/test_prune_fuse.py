@@ -198,6 +198,62 @@ def test_a_layer_of_zeros_is_refused():
         otfuse_cli.prune_fuse(weights, zeros)
 
 
+# -- inputs
+
+
+def images(count=60):
+    return torch.randn(count, 12, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("form", ["small", "masked", "keep shape"])
+def test_a_refit_comes_after_the_survivors(form):
+    _, weights, masked = masked_mlp()
+    pruned = masked if form != "small" else otfuse_cli.prune(weights, amount=0.5)[0]
+    options = {"arch": "mlp", "keep_shape": form == "keep shape"}
+    plain, _ = otfuse_cli.prune_fuse(weights, pruned, **options)
+    fused, report = otfuse_cli.prune_fuse(weights, pruned, samples=images(), **options)
+    assert [c.name for c in report.candidates] == ["survivors"]
+    assert [s.name for s in report.steps] == ["average", "refit"]
+    assert [f.layer for f in report.refits] == ["fc1", "fc2", "fc3", "fc4"]
+    assert sum(f.after for f in report.refits) < sum(f.before for f in report.refits)
+    assert {n: t.shape for n, t in fused.items()} == {n: t.shape for n, t in plain.items()}
+    assert any(not torch.equal(fused[n], plain[n]) for n in plain)
+    if form == "keep shape":
+        gone = masked["fc1.weight_mask"][:, 0] == 0
+        assert (fused["fc1.weight_orig"][gone] == 0).all()
+
+
+def test_a_pruned_net_is_run_at_its_own_widths(tmp_path):
+    """The factory makes the dense network; both are run on the inputs all the same."""
+    source = f"import sys; sys.path.insert(0, {str(nets.__file__.rpartition('/')[0])!r})\n"
+    source += "import torch\nimport nets\n"
+    source += "def make():\n    return nets.Mlp((12, 10, 8, 6, 5)), torch.randn(2, 12)\n"
+    (tmp_path / "net.py").write_text(source)
+    weights = nets.state(dense_mlp())
+    pruned, _ = otfuse_cli.prune(weights, amount=0.5)
+    arch = f"{tmp_path / 'net.py'}:make"
+    same, report = otfuse_cli.prune_fuse(
+        weights, pruned, dense_weight=0, refit=True, samples=images(), arch=arch
+    )
+    assert report.steps[0].agreement == 1.0
+    assert all(torch.allclose(same[n], pruned[n], atol=1e-5) for n in pruned)
+
+
+def test_different_classes_follow_the_policy():
+    weights = nets.state(dense_mlp())
+    pruned, _ = otfuse_cli.prune(weights, amount=0.5)
+    wide = {**weights, "fc4.weight": torch.randn(7, 6), "fc4.bias": torch.randn(7)}
+    with pytest.raises(errors.IncompatibleModels):
+        otfuse_cli.prune_fuse(wide, pruned)
+    fused, report = otfuse_cli.prune_fuse(wide, pruned, vocab="anchor")
+    assert torch.equal(fused["fc4.bias"], pruned["fc4.bias"])
+    assert any("--vocab anchor" in w for w in report.warnings)
+    extra = {**weights, "scale": torch.ones(3)}
+    fused, report = otfuse_cli.prune_fuse(extra, pruned, strict=False)
+    assert fused.keys() == pruned.keys()
+    assert any(w.startswith("dropped") for w in report.warnings)
+
+
 # -- other architectures
 
 

@@ -328,3 +328,13 @@ def test_calibration(factory):
         for step in steps:
             assert step.kept is (step.agreement > best)
             best = max(best, step.agreement)
+
+
+def test_a_network_that_was_guessed_is_said_to_be():
+    torch.manual_seed(0)
+    states = [nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).state_dict()] * 2
+    data = torch.randn(30, 6)
+    _, guessed = otfuse_cli.merge(*states, samples=data)
+    assert any("--arch mlp confirms it" in w for w in guessed.warnings)
+    _, said = otfuse_cli.merge(*states, samples=data, arch="mlp")
+    assert not any("--arch mlp" in w for w in said.warnings)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
@@ -26,15 +25,13 @@ from .commands.requests import (
     PruneFuseRequest,
     PruneRequest,
 )
-from .errors import ExitCode, OtfuseError, OutputRefused, UsageError
+from .errors import ExitCode
 from .help import Command, Group
-from .options import RunOptions, build, signature, split
+from .options import signature
 from .render import Outcome, View
 from .report import Report
+from .running import Request, Verb, finish, foreseen, run_verb
 from .runtime import Progress
-
-Request = TypeVar("Request")
-Verb = Callable[[Request, Progress], Report]
 
 app = typer.Typer(
     name="otfuse",
@@ -47,16 +44,6 @@ app = typer.Typer(
 )
 
 
-class Bug(OtfuseError):
-    """Whatever nobody foresaw."""
-
-
-class Interrupted(OtfuseError):
-    """Ctrl-C."""
-
-    exit_code = ExitCode.INTERRUPTED
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -65,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = command.main(arguments or ["--help"], prog_name="otfuse", standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last line of defence
         json, debug = "--json" in arguments, "--debug" in arguments
-        return _finish(Outcome(_name(error), error=_foreseen(error)), View(json=json, debug=debug))
+        return finish(Outcome(_name(error), error=foreseen(error)), View(json=json, debug=debug))
     return int(status or 0) if arguments else ExitCode.USAGE
 
 
@@ -83,9 +70,7 @@ def _command(
 
     def register(verb: Verb[Request]) -> Verb[Request]:
         def run(**values: Any) -> int:
-            keywords, options = split(request_type, values)
-            view = _view(options, keywords)
-            return _run(name, verb, lambda: _request(request_type, keywords, view), view)
+            return run_verb(name, verb, request_type, values)
 
         run.__doc__ = verb.__doc__
         run.__signature__ = parameters  # type: ignore[attr-defined]
@@ -282,80 +267,6 @@ def _version(on: bool) -> None:
     if on:
         render.show_version()
         raise typer.Exit
-
-
-def _run(name: str, verb: Verb[Request], request: Callable[[], Request], view: View) -> int:
-    try:
-        with render.progress(view) as progress:
-            outcome = Outcome(name, report=verb(request(), progress))
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - becomes exit code 1
-        outcome = Outcome(name, report=_report_of(error), error=_foreseen(error))
-    return _finish(outcome, view)
-
-
-def _finish(outcome: Outcome, view: View) -> int:
-    """Show an outcome; what goes wrong in showing it is an outcome too."""
-    try:
-        render.show(outcome, view)
-    except OSError as error:
-        refused = OutputRefused("can't write to standard output", why=error.strerror or str(error))
-        refused.__cause__ = error
-        outcome = Outcome(outcome.command, error=refused)
-        render.show(outcome, replace(view, json=False))
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - becomes exit code 1
-        outcome = Outcome(outcome.command, error=_foreseen(error))
-        render.show(outcome, view)
-    return outcome.exit_code
-
-
-def _request(request_type: Callable[..., Request], keywords: dict[str, Any], view: View) -> Request:
-    if view.json and view.report == STANDARD:
-        raise UsageError(
-            "two results for one standard output",
-            where="--json --report -",
-            why="the envelope of --json holds the report already",
-            fix="leave one of the two out",
-        )
-    request: Request = build(request_type, keywords)
-    return request
-
-
-def _view(options: RunOptions, keywords: dict[str, Any]) -> View:
-    return View(
-        json=options.json,
-        quiet=options.quiet,
-        verbose=options.verbose,
-        debug=options.debug,
-        graph=keywords.get("graph", False),
-        costs="ot_costs" in keywords,
-        report=keywords.get("report"),
-    )
-
-
-def _report_of(error: BaseException) -> Report | None:
-    report = getattr(error, "report", None)
-    return report if isinstance(report, Report) else None
-
-
-def _foreseen(error: BaseException) -> OtfuseError:
-    """Any exception as one with an exit code."""
-    if isinstance(error, OtfuseError):
-        return error
-    wrapped: OtfuseError
-    if isinstance(error, KeyboardInterrupt | typer.Abort):
-        wrapped = Interrupted("interrupted")
-    elif hasattr(error, "format_message"):  # Typer's own, whichever class it has in this version
-        context = getattr(error, "ctx", None)
-        path = context.command_path if context is not None else "otfuse"
-        wrapped = UsageError(error.format_message(), fix=f"see {path} --help")
-    else:
-        lines = str(error).strip().splitlines()
-        wrapped = Bug(
-            f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__,
-            fix="run with --debug for the traceback",
-        )
-    wrapped.__cause__ = error
-    return wrapped
 
 
 def _name(error: BaseException) -> str | None:

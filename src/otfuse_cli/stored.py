@@ -15,8 +15,31 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from .errors import GateFailed, UnreadableInput, UsageError
-from .report import ENVELOPE, Report, report_from_dict
+from .report import (
+    ENVELOPE,
+    SCHEMA,
+    AxisRecord,
+    Candidate,
+    Checks,
+    Difference,
+    Estimate,
+    FileRecord,
+    GraphRecord,
+    LayerRecord,
+    Pair,
+    Pinned,
+    PrunedLayer,
+    PrunedSpace,
+    Pruning,
+    RefitRecord,
+    Report,
+    SpaceRecord,
+    StepRecord,
+    TensorRecord,
+)
 
+# Fields that reports of the first release don't have.
+_LATER = frozenset({"differences", "pairs", "estimate", "steps", "refits", "pruning"})
 EXAMPLES = (
     "otfuse inspect a.pt b.pt --ot-costs",
     "otfuse merge a.pt b.pt -o fused.pt --json | otfuse inspect --ot-costs",
@@ -128,6 +151,49 @@ def gate(report: Report, max_cost: float | None, max_moved: float | None = None)
     return report
 
 
+def report_from_dict(data: Mapping[str, Any]) -> Report:
+    """Read back a report, or the report inside a `--json` envelope.
+
+    Raises:
+        ValueError: `data` is neither.
+    """
+    if data.get("schema") == ENVELOPE:
+        data = data.get("report") or {}
+    if data.get("schema") != SCHEMA:
+        raise ValueError(f"not an {SCHEMA} document")
+    try:
+        values = {f.name: data[f.name] for f in fields(Report) if f.name not in _LATER}
+        values |= {name: data[name] for name in _LATER & data.keys()}
+        values["inputs"] = tuple(FileRecord(**r) for r in values["inputs"])
+        values["output"] = tuple(FileRecord(**r) for r in values["output"])
+        values["tensors"] = tuple(_tensor(r) for r in values["tensors"])
+        values["spaces"] = tuple(map(_space, values["spaces"]))
+        values["layers"] = tuple(LayerRecord(**r) for r in values["layers"])
+        values["candidates"] = tuple(Candidate(**r) for r in values["candidates"])
+        values["steps"] = tuple(StepRecord(**r) for r in values.get("steps", ()))
+        values["refits"] = tuple(RefitRecord(**r) for r in values.get("refits", ()))
+        values["differences"] = tuple(map(_difference, values.get("differences", ())))
+        values["pairs"] = tuple(
+            Pair(**{**r, "spaces": tuple(map(_space, r["spaces"]))})
+            for r in values.get("pairs", ())
+        )
+        if values.get("estimate") is not None:
+            estimate = values["estimate"]
+            values["estimate"] = Estimate(**{**estimate, "skipped": tuple(estimate["skipped"])})
+        values["checks"] = Checks(**values["checks"])
+        if values["graph"] is not None:
+            graph = values["graph"]
+            values["graph"] = GraphRecord(
+                graph["source"], graph["spaces"], tuple(Pinned(**p) for p in graph["pinned"])
+            )
+        if values.get("pruning") is not None:
+            values["pruning"] = _pruning(values["pruning"])
+        values["warnings"] = tuple(values["warnings"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"broken report: {error}") from error
+    return Report(**values)
+
+
 def _hold(
     report: Report, option: str, noun: str, limit: float, values: Sequence[float | None]
 ) -> None:
@@ -214,3 +280,32 @@ def _is(value: Any, kind: str) -> bool:
     if kind == "tuple[int, int]":
         return len(value) == 2 and all(_is(item, "int") for item in value)
     return True
+
+
+def _space(data: Mapping[str, Any]) -> SpaceRecord:
+    return SpaceRecord(**{**data, "sizes": tuple(data["sizes"]), "tensors": tuple(data["tensors"])})
+
+
+def _difference(data: Mapping[str, Any]) -> Difference:
+    shapes = {
+        key: None if data[key] is None else tuple(data[key]) for key in ("shape", "anchor_shape")
+    }
+    return Difference(**{**data, **shapes})
+
+
+def _tensor(data: Mapping[str, Any]) -> TensorRecord:
+    axes = data["axes"]
+    if axes is not None:
+        axes = tuple(AxisRecord(a["expr"], tuple(a["spaces"]), tuple(a["roles"])) for a in axes)
+    return TensorRecord(data["name"], tuple(data["shape"]), data["dtype"], axes)
+
+
+def _pruning(data: Mapping[str, Any]) -> Pruning:
+    return Pruning(
+        **{
+            **data,
+            "spaces": tuple(PrunedSpace(**s) for s in data["spaces"]),
+            "layers": tuple(PrunedLayer(**r) for r in data["layers"]),
+            "advice": tuple(data["advice"]),
+        }
+    )

@@ -40,7 +40,7 @@ def curve(request: CurveRequest, *, progress: Progress = silent) -> Report:
         OtfuseError: See docs/exit-codes.md.
     """
     recipe = request.recipe()
-    _check(request)
+    _check(request, recipe)
     watch = Stopwatch()
     runtime = Runtime(resolve_device(request.device), recipe.seed, progress)
     with open_checkpoints(request.checkpoints, request.key) as checkpoints:
@@ -121,13 +121,20 @@ def barrier(points: Mapping[float, Score]) -> float | None:
     return max(loss - ((1 - w) * first + w * last) for w, loss in losses.items())
 
 
-def _check(request: CurveRequest) -> None:
+def _check(request: CurveRequest, recipe: Recipe) -> None:
     count = len(request.checkpoints)
     if count != 2:
         raise UsageError(
             f"a curve lies between two checkpoints, not {count}",
             where="CKPT CKPT",
             fix="name two; the second one has weight 1 at the right end",
+        )
+    if recipe.align == "acts" or recipe.mass == "importance":
+        raise UsageError(
+            "a curve is matched by weights alone",
+            where="--align acts" if recipe.align == "acts" else "--mass importance",
+            why="its samples are there to measure on",
+            fix="fuse with otfuse merge --samples, and measure with otfuse eval",
         )
     if request.plot is not None:
         check_plot(request.plot, overwrite=request.overwrite)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..align.recipe import Recipe
 from ..errors import IncompatibleModels, UsageError
+from ..fuse.average import Aligned
 from ..fuse.fused import Fused
 from ..fuse.joint import choices, joined_value, union
 from ..fuse.lockstep import Parent
@@ -39,23 +40,33 @@ class Improved:
 
 
 def improve(
-    bench: Bench, fused: Fused, recipe: Recipe, options: ImproveOptions, *, endpoint: bool
+    bench: Bench,
+    fused: Fused,
+    recipe: Recipe,
+    options: ImproveOptions,
+    *,
+    endpoint: bool,
+    teachers: Sequence[Aligned] | None = None,
 ) -> Improved:
     """Refit or replace the average, calibrate it; all in memory.
 
-    With the whole weight on one model only what was asked for is done.
+    With the whole weight on one model only what was asked for is done. `teachers` are what a refit
+    aims at instead of the parents' mean.
 
     Raises:
         OtfuseError: A fit that is singular, `--blend joint` where it can't be.
     """
-    work = _Work(bench, fused, recipe, options)
+    if teachers is not None:
+        aims = {t.model.index: t.weight for t in teachers}
+        bench = replace(bench, weights=[aims.get(at, 0.0) for at in range(len(bench.weights))])
+    work = _Work(bench, fused, recipe, options, teachers)
     average = bench.average(fused)
     steps = [bench.step("average", average)]
     tensors = average
     fitted: tuple[RefitRecord, ...] = ()
     remarks: tuple[str, ...] = ()
     if options.refits and (not endpoint or bool(options.refit)):
-        way = "average" if endpoint else options.blend
+        way = "average" if endpoint or teachers is not None else options.blend
         if way == "auto":
             way, trials, remarks = work.compare()
             steps += trials
@@ -77,6 +88,7 @@ class _Work:
     fused: Fused
     recipe: Recipe
     options: ImproveOptions
+    teachers: Sequence[Aligned] | None = None
 
     @property
     def left(self) -> frozenset[str]:
@@ -85,9 +97,19 @@ class _Work:
         return frozenset(name for name in names if self.fused.selection.keeps(name))
 
     def refit(self, bench: Bench) -> _Fitted:
-        """The average, every layer fitted to the parents' mean on the inputs of `bench`."""
-        tensors = bench.average(self.fused)
-        fitted, remarks = bench.refit(self.fused.sources, tensors, self.options.ridge, self.left)
+        """The average, every layer fitted to the parents' mean on the inputs of `bench`.
+
+        Under teachers the anchor itself is another start; the one that agrees more is kept.
+        """
+        average = bench.average(self.fused)
+        if self.teachers is None:
+            return self._refit(bench, average, self.fused.sources)
+        own = replace(self.fused, sources=(), repair=None)
+        found = [self._refit(bench, t, self.teachers) for t in (average, bench.average(own))]
+        return max(found, key=lambda fit: bench.agreement(fit[0]))
+
+    def _refit(self, bench: Bench, tensors: Tensors, aims: Sequence[Aligned]) -> _Fitted:
+        fitted, remarks = bench.refit(aims, tensors, self.options.ridge, self.left)
         return tensors, fitted, remarks
 
     def joint(self, bench: Bench) -> _Fitted:

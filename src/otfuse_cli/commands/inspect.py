@@ -14,11 +14,14 @@ from ..align.sweep import Match
 from ..checkpoint.draft import write_text
 from ..checkpoint.open import Checkpoint
 from ..errors import IncompatibleModels, UsageError
+from ..fuse.selection import Selection
 from ..plot.charts import HeatMap
 from ..report import Pair, Report
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
+from .bench import watch_units
 from .compare import compare, one_start, refusal
 from .costs import check_outputs, finish
+from .inputs import open_bench
 from .parents import (
     MEDOID,
     Parents,
@@ -30,7 +33,7 @@ from .parents import (
     open_checkpoints,
     tensor_records,
 )
-from .requests import InspectRequest
+from .requests import InspectRequest, normalised
 
 
 def inspect(request: InspectRequest, *, progress: Progress = silent) -> Report:
@@ -128,6 +131,11 @@ def _costs(
     parents: Parents, recipe: Recipe, runtime: Runtime, report: Report, request: InspectRequest
 ) -> tuple[Report, tuple[HeatMap, ...]]:
     """The report with all costs, and the transport maps where somebody wants to see them."""
+    count = len(parents.models)
+    bench = open_bench(parents, request, recipe, Selection(normalised(None, count)), runtime)
+    if bench is not None:
+        parents = watch_units(bench, parents, recipe)
+        report = replace(report, warnings=(*report.warnings, *bench.warnings))
     anchor = parents.anchor
     matches = [match(s, anchor, recipe, runtime, random=True) for s in parents.sources]
     spaces = tuple(s for m in matches for s in m.spaces)

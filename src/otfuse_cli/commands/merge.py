@@ -27,9 +27,10 @@ from ..fuse.selection import Selection
 from ..report import Report
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
 from ..stored import report_beside
-from .bench import open_bench, watch_units
+from .bench import watch_units
 from .function import check_function
 from .improve import Improved, improve
+from .inputs import open_bench
 from .outputs import (
     Put,
     kept_extras,
@@ -91,11 +92,14 @@ class Steps:
         assemble: Opened checkpoints, anchor's index, options, device -> models with graphs.
         match: One source against the anchor.
         describe: What the verb adds to the report before it is written.
+        teach: From the aligned sources, what a refit aims at instead of the parents' mean; None
+            where that is the aim.
     """
 
     assemble: Assemble = _assemble
     match: Matcher = match
     describe: Callable[[Parents, Report], Report] = lambda parents, report: report
+    teach: Callable[[Sequence[Aligned]], Sequence[Aligned] | None] = lambda aligned: None
 
 
 @dataclass(frozen=True)
@@ -220,7 +224,14 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
         if bench is not None:
             with watch("refit"):
                 endpoint = _endpoint(aligned)
-                better = improve(bench, fused, recipe, plan.options, endpoint=endpoint)
+                better = improve(
+                    bench,
+                    fused,
+                    recipe,
+                    plan.options,
+                    endpoint=endpoint,
+                    teachers=plan.steps.teach(aligned),
+                )
                 fused = replace(fused, better=better.tensors)
         with watch("write"):
             lost = _write(plan, parents, fused, runtime, also)
@@ -238,6 +249,7 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
             candidates=tuple(c for m in matches for c in m.candidates),
             warnings=(
                 *parents.warnings,
+                *(bench.warnings if bench is not None else ()),
                 *selection.warnings(parents.whole.checkpoint.infos),
                 *lost,
                 *_warnings(parents, recipe, aligned, repair),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from ..align.alignment import Alignment
 from ..align.match import match
 from ..align.models import Model
 from ..align.portfolio import Judge
@@ -16,11 +17,13 @@ from ..align.recipe import Recipe
 from ..align.sweep import Match
 from ..checkpoint.open import Checkpoint
 from ..errors import UsageError
+from ..fuse.average import Aligned
 from ..prune.fixed_points import fixed_points_apply, match_survivors
 from ..prune.measure import pruning_record
 from ..prune.survivors import Survivors, find_survivors
 from ..report import Report
 from ..runtime import Progress, Runtime, silent
+from ..transport.choice import Held
 from .merge import Plan, Steps, report_path, run
 from .parents import Parents
 from .pruned_parents import assemble_pruned
@@ -77,7 +80,7 @@ def _plan(request: PruneFuseRequest, *, to_file: bool) -> Plan:
         report=report_path(output, request.report),
         options=request,
         target=request,
-        steps=Steps(steps.assemble, steps.match, steps.describe),
+        steps=Steps(steps.assemble, steps.match, steps.describe, steps.teach),
     )
 
 
@@ -117,6 +120,25 @@ class _Steps:
             assert self.survivors is not None
             return match_survivors(source, anchor, self.survivors, recipe)
         return match(source, anchor, recipe, runtime, judge)
+
+    def teach(self, aligned: Sequence[Aligned]) -> list[Aligned] | None:
+        """What a refit aims at: the dense network, on the units that survived as they are.
+
+        A pruned unit that is no survivor aims at what the map makes of the dense ones. None where
+        nothing survived: then the two networks are parents like any others.
+        """
+        if self.survivors is None or not any(len(s.pruned_S) for s in self.survivors.values()):
+            return None
+        found = []
+        for source in aligned:
+            maps = {
+                space: Held(map, self.survivors[space].dense_S, self.survivors[space].pruned_S)
+                if space in self.survivors
+                else map
+                for space, map in source.alignment.maps.items()
+            }
+            found.append(replace(source, alignment=Alignment(maps), weight=1.0))
+        return found
 
     def describe(self, parents: Parents, report: Report) -> Report:
         dense, pruned = parents.models

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 import torch
 
 from ..align.alignment import Alignment
-from ..align.balance import balance
 from ..align.features import joined, producers
+from ..align.match import scaled
 from ..align.match_space import read_rows, solve_rows
 from ..align.measure import measure
 from ..align.models import Model
@@ -80,9 +80,8 @@ def match_survivors(
             maps[space.id] = _selection(survivors[space.id])
         else:
             maps[space.id] = merge_map(dense, space.id, survivors[space.id].dense_S)
-    if recipe.scale == "balanced":
-        alignment = balance(dense, pruned, alignment)
     spaces, layers = measure(dense, pruned, alignment, recipe, {})
+    alignment = scaled(dense, pruned, alignment, recipe)
     chosen = Candidate("survivors", dense.index, None, None, flop, True)
     return Match(alignment, spaces, layers, flop, (chosen,))
 

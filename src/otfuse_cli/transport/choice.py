@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .maps import Map
 from .plan import Plan
 
 
@@ -54,3 +55,32 @@ class Choice:
         """Outgoing weights, of every unit, handed to what reconstructs it."""
         moved: Tensor = torch.tensordot(tensor, self.read_NM.to(tensor), dims=([dim], [0]))
         return moved.movedim(-1, dim)
+
+
+class Held(Choice):
+    """Some result units are certain units of the source, the others what a map says (a `Map`)."""
+
+    def __init__(self, base: Map, source_S: Tensor, anchor_S: Tensor) -> None:
+        """Take the map, and pairs of units that are one.
+
+        Args:
+            base: For all other units.
+            source_S: Places in the source.
+            anchor_S: Places in the result.
+        """
+        self.base, self.source_S, self.anchor_S = base, source_S, anchor_S
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """(N, M)."""
+        return self.base.sizes
+
+    def produce(self, tensor: Tensor, dim: int, anchor: Tensor | None = None) -> Tensor:
+        """Slices of the units held, the map's elsewhere."""
+        made = self.base.produce(tensor, dim, anchor)
+        own = tensor.index_select(dim, self.source_S.to(tensor.device)).to(made)
+        return made.index_copy(dim, self.anchor_S.to(made.device), own)
+
+    def consume(self, tensor: Tensor, dim: int, anchor: Tensor | None = None) -> Tensor:
+        """The map's."""
+        return self.base.consume(tensor, dim, anchor)
