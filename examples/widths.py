@@ -1,10 +1,11 @@
 """Fused accuracy against width (the paper's S9 table), and models of different widths.
 
-    python examples/widths.py [--only equal|mixed] [--rows 40,200,400] [--json FILE]
+    python examples/widths.py [--only equal|mixed] [--rows 40,200,400] [--ways ...] [--json FILE]
 
-Equal widths: hidden layers 40-20-10 to 2000-1000-500, three pairs of networks each, data-free. The
-relative gap is what a fused network lacks on the better of its parents, in percent of it. Different
-widths: a source is fused into an anchor of other widths, equal weights, three pairs each.
+Equal widths: hidden layers 40-20-10 to 2000-1000-500, three pairs of networks each, data-free
+(`synthetic`: refitted on 2,000 generated images). The relative gap is what a fused network lacks on
+the better of its parents, in percent of it. Different widths: a source is fused into an anchor of
+other widths, equal weights, three pairs each; `200 inputs` are training images without labels.
 
 Up to 400-200-100 networks are trained as in the paper; wider ones for 2 epochs at a rate that falls
 from 0.1 to zero, a fifth of the work. Of the two widest there are three networks each, and each is
@@ -15,12 +16,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from mnist import Recipe, Split, StateDict, Student, accuracy, load, options, students
+from mnist import Recipe, Split, StateDict, Student, accuracy, ensemble, load, options, students
 
 import otfuse_cli
 
@@ -40,6 +42,15 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     "--scale preserve --repair none": {"scale": "preserve", "repair": "none"},
     "--scale balanced": {"scale": "balanced"},
 }
+EQUAL: Mapping[str, dict[str, Any]] = {
+    "plain": {"align": "none"},
+    "--paper": {"paper": True},
+    "default": {},
+    "synthetic": {"synthetic": True, "input_shape": (1, 28, 28), "arch": "mlp"},
+    "200 inputs": {"num_samples": 200, "arch": "mlp"},
+}
+WITH_INPUTS: Mapping[str, dict[str, Any]] = {"200 inputs": EQUAL["200 inputs"]}
+QUICK = 400  # with inputs, networks wider than this take --matcher descent
 
 
 def main() -> None:
@@ -47,6 +58,8 @@ def main() -> None:
     parser.add_argument("--only", choices=("equal", "mixed"), help="one of the two tables")
     parser.add_argument("--rows", help="first hidden widths of the equal rows, e.g. 40,200,400")
     parser.add_argument("--mixed", help="rows of the mixed table, e.g. 400-200,200-400")
+    every = list(dict.fromkeys([*EQUAL, *VARIANTS]))
+    parser.add_argument("--ways", default=",".join(every), help="columns (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
     given = parser.parse_args()
     torch.set_num_threads(1)  # sums in one order, so that the bytes repeat
@@ -58,20 +71,26 @@ def main() -> None:
         wanted = [Student(given.seed + at, given.seed + at) for at in range(count)]
         return students(recipe(hidden), wanted, given.data, given.cache)
 
+    ways = given.ways.split(",")
+    bench = Bench(load(given.data, "train"), test)
     results: dict[str, Any] = {}
     if given.only != "mixed":
         rows = [int(r) for r in given.rows.split(",")] if given.rows else [h[0] for h in PAPER_GAP]
-        print("| hidden | parents | ensemble | plain | `--paper` | default | gap: plain "
-              "| `--paper` | default | the paper |\n" + "|---" * 10 + "|")  # fmt: skip
-        results["equal"] = [equal_row(first, networks(first), test) for first in rows]
+        chosen = {name: EQUAL[name] for name in EQUAL if name in ways}
+        heads = ["hidden", "parents", "ensemble", *chosen]
+        heads += [f"gap: {name}" for name in chosen] + ["the paper"]
+        print(f"| {' | '.join(heads)} |\n" + "|---" * len(heads) + "|")
+        results["equal"] = [equal_row(first, networks(first), chosen, bench) for first in rows]
     if given.only != "equal":
         mixes = MIXED
         if given.mixed:
             mixes = tuple(tuple(map(int, m.split("-"))) for m in given.mixed.split(","))
-        print("\n| source -> anchor | source | anchor |", " | ".join(VARIANTS), "|\n"
-              + "|---" * (3 + len(VARIANTS)) + "|")  # fmt: skip
+        both = {**VARIANTS, **WITH_INPUTS}
+        chosen = {name: both[name] for name in both if name in ways}
+        print("\n| source -> anchor | source | anchor |", " | ".join(chosen), "|\n"
+              + "|---" * (3 + len(chosen)) + "|")  # fmt: skip
         results["mixed"] = [
-            mixed_row(one, other, networks(one)[:PAIRS], networks(other)[-PAIRS:], test)
+            mixed_row(one, other, networks(one)[:PAIRS], networks(other)[-PAIRS:], chosen, bench)
             for one, other in mixes
         ]
     if given.json:
@@ -90,7 +109,29 @@ def recipe(hidden: tuple[int, ...]) -> Recipe:
     return Recipe(hidden, epochs=2, rate=0.1, decay=True)
 
 
-def equal_row(first: int, networks: list[dict[str, torch.Tensor]], test: Split) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Bench:
+    """Where inputs come from, and what is measured."""
+
+    train: Split
+    test: Split
+
+    def fused(self, a: StateDict, b: StateDict, way: Mapping[str, Any]) -> float:
+        """Accuracy of `a` fused into `b`."""
+        more: dict[str, Any] = {}
+        if "num_samples" in way:
+            more["samples"] = {"x": self.train.images}
+        if "arch" in way and max(len(n["fc1.weight"]) for n in (a, b)) > QUICK:
+            more["matcher"] = "descent"
+        return accuracy(otfuse_cli.merge(a, b, **way, **more)[0], self.test)
+
+
+def equal_row(
+    first: int,
+    networks: list[dict[str, torch.Tensor]],
+    ways: Mapping[str, Mapping[str, Any]],
+    bench: Bench,
+) -> dict[str, Any]:
     """Fuse pairs of one shape; prints a row, returns each pair's numbers."""
     count = len(networks)
     step = count // PAIRS  # 1: each with the next
@@ -98,15 +139,14 @@ def equal_row(first: int, networks: list[dict[str, torch.Tensor]], test: Split) 
     found: dict[str, Any] = {"hidden": shape(first), "pairs": []}
     for one, other in pairs:
         a, b = networks[one], networks[other]
-        parents = [accuracy(a, test), accuracy(b, test)]
-        numbers: dict[str, Any] = {"parents": parents, "ensemble": _both(a, b, test)}
-        runs = {"plain": {"align": "none"}, "paper": {"paper": True}, "default": {}}
-        for name, chosen in runs.items():
-            fused, _ = otfuse_cli.merge(a, b, **chosen)
-            numbers[name] = accuracy(fused, test)
+        parents = [accuracy(n, bench.test) for n in (a, b)]
+        numbers: dict[str, Any] = {"parents": parents}
+        numbers["ensemble"] = ensemble((a, b), bench.test, (0.5, 0.5))
+        for name, way in ways.items():
+            numbers[name] = bench.fused(a, b, way)
             numbers[f"gap {name}"] = 100 * (1 - numbers[name] / max(parents))
         found["pairs"].append(numbers)
-    columns = ("ensemble", "plain", "paper", "default", "gap plain", "gap paper", "gap default")
+    columns = ("ensemble", *ways, *(f"gap {name}" for name in ways))
     means = [f"{np.mean([p[c] for p in found['pairs']]):.2f}" for c in columns]
     parents_mean = f"{np.mean([p['parents'] for p in found['pairs']]):.2f}"
     name = "-".join(map(str, shape(first)))
@@ -120,29 +160,23 @@ def mixed_row(
     second: int,
     sources: list[dict[str, torch.Tensor]],
     anchors: list[dict[str, torch.Tensor]],
-    test: Split,
+    ways: Mapping[str, Mapping[str, Any]],
+    bench: Bench,
 ) -> dict[str, Any]:
     """Fuse sources into anchors of other widths; prints a row with each pair's accuracy."""
     found: dict[str, Any] = {"source": shape(first), "anchor": shape(second)}
     found["accuracies"] = {
-        "source": [accuracy(n, test) for n in sources],
-        "anchor": [accuracy(n, test) for n in anchors],
+        "source": [accuracy(n, bench.test) for n in sources],
+        "anchor": [accuracy(n, bench.test) for n in anchors],
     }
-    for name, chosen in VARIANTS.items():
+    for name, way in ways.items():
         found["accuracies"][name] = [
-            accuracy(otfuse_cli.merge(a, b, **chosen)[0], test)
-            for a, b in zip(sources, anchors, strict=True)
+            bench.fused(a, b, way) for a, b in zip(sources, anchors, strict=True)
         ]
     cells = [" ".join(f"{x:.2f}" for x in xs) for xs in found["accuracies"].values()]
     name = "{} -> {}".format(*("-".join(map(str, shape(w))) for w in (first, second)))
     print(f"| {name} | {' | '.join(cells)} |", flush=True)
     return found
-
-
-def _both(a: StateDict, b: StateDict, test: Split) -> float:
-    from mnist import ensemble
-
-    return ensemble((a, b), test, (0.5, 0.5))
 
 
 if __name__ == "__main__":

@@ -13,8 +13,20 @@ STARTS = {
     "different": "different starts",
     "narrow": "A half as wide as B",
 }
-COLOURS = {"vanilla": "tab:gray", "paper": "tab:orange", "default": "tab:purple"}
-NAMES = {"vanilla": "plain average", "paper": "--paper", "default": "default"}
+COLOURS = {
+    "vanilla": "tab:gray",
+    "paper": "tab:orange",
+    "default": "tab:purple",
+    "refit": "tab:green",
+    "joint": "tab:red",
+}
+NAMES = {
+    "vanilla": "plain average",
+    "paper": "--paper",
+    "default": "default",
+    "refit": "refit, 400 inputs",
+    "joint": "joint, 400 inputs",
+}
 COLUMNS = {
     "ensemble": "ensemble of logits",
     "vanilla": "plain average",
@@ -33,13 +45,13 @@ def pair_table(entries: Sequence[dict[str, Any]]) -> str:
     """Means over seeds: A, B, and the best along w_B for each method (in brackets: that w_B)."""
     lines = [
         "| digit, A's share of the rest | | A | B | plain average, best | `--paper`, best "
-        "| default, best |",
-        "|---|---|---|---|---|---|---|",
+        "| default, best | refit, best | joint, best |",
+        "|---" * 9 + "|",
     ]
     for entry in entries:
         cells = [f"{entry['digit']}, {entry['percent']} %", STARTS[entry["start"]]]
         cells += [f"{np.mean(entry[name]):.2f}" for name in ("A", "B")]
-        for method in ("vanilla", "paper", "default"):
+        for method in NAMES:
             if method in entry["curves"]:
                 value, where = best(entry, method)
                 cells.append(f"{value:.2f} ({where})")

@@ -12,7 +12,8 @@ from torch import Tensor
 
 # Relative to the mean power of a unit: below this, what is left of one is rounding.
 _NOTHING = 1e-10
-_JITTER = 1e-7
+# Of the mean power of the chosen units.
+_RIDGE = 0.01
 
 
 def choose(gram_UU: Tensor, share_U: Tensor, most: int) -> Tensor:
@@ -46,15 +47,24 @@ def choose(gram_UU: Tensor, share_U: Tensor, most: int) -> Tensor:
 
 
 def reconstruct(gram_UU: Tensor, chosen_M: Tensor) -> Tensor:
-    """Least squares: every unit as a combination of the chosen ones, U x M; those are themselves.
+    """Every unit as a combination of the chosen ones, U x M; those are themselves.
+
+    Least squares with a ridge toward the multiple of the one chosen unit that explains most. So a
+    duplicate is its twin exactly, and few inputs, which any set of units fits, are not overfitted.
 
     Args:
         gram_UU: Inner products of what units do, float64.
         chosen_M: Indices of the chosen units.
     """
-    inner = gram_UU[chosen_M][:, chosen_M].clone()
-    inner.diagonal().add_(_JITTER * float(inner.diagonal().mean()) + 1e-30)
-    factor = torch.linalg.cholesky(inner)
-    read_UM = torch.cholesky_solve(gram_UU[chosen_M], factor).T.contiguous()
+    cross_UM, inner_MM = gram_UU[:, chosen_M], gram_UU[chosen_M][:, chosen_M]
+    power = float(inner_MM.diagonal().mean())
+    power_M = inner_MM.diagonal().clamp(min=_NOTHING * power + 1e-300)
+    nearest_U1 = (cross_UM.square() / power_M).argmax(1, keepdim=True)
+    times_UM = (cross_UM / power_M).gather(1, nearest_U1)
+    read_UM = torch.zeros_like(cross_UM).scatter_(1, nearest_U1, times_UM)
+    system = inner_MM.clone()
+    system.diagonal().add_(_RIDGE * power + 1e-30)
+    factor = torch.linalg.cholesky(system)
+    read_UM += torch.cholesky_solve((cross_UM - read_UM @ inner_MM).T, factor).T
     read_UM[chosen_M] = torch.eye(len(chosen_M), dtype=read_UM.dtype, device=read_UM.device)
     return read_UM
