@@ -338,3 +338,10 @@ def test_a_network_that_was_guessed_is_said_to_be():
     assert any("--arch mlp confirms it" in w for w in guessed.warnings)
     _, said = otfuse_cli.merge(*states, samples=data, arch="mlp")
     assert not any("--arch mlp" in w for w in said.warnings)
+
+
+def test_importance_goes_with_activations(factory):
+    arch = factory(MLP)
+    states = [build(arch, seed).state_dict() for seed in (0, 1)]
+    with pytest.raises(UsageError, match="needs --align acts"):
+        otfuse_cli.merge(*states, arch=arch, samples=inputs_of(arch, 30), mass="importance")

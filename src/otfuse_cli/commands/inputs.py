@@ -71,6 +71,13 @@ def open_bench(
     if options.samples is None and not options.synthetic:
         require_no_inputs(options, recipe)
         return None
+    if recipe.mass == "importance" and recipe.align != "acts":
+        raise UsageError(
+            "--mass importance needs --align acts",
+            where=f"--align {recipe.align}",
+            why="importance is what units do, and units are compared by their weights here",
+            fix="add --align acts, or use --mass norm",
+        )
     if not parents.complete or selection.rules:
         raise UsageError(
             "inputs can't be used here",
