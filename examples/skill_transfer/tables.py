@@ -102,8 +102,16 @@ def draw(results: dict[str, Any], folder: Path) -> None:
             panel.set_xlabel("$w_B$")
             panel.set_ylim(70, 96)
         panels[0][0].set_ylabel("test accuracy, %")
-        panels[0][0].legend(fontsize=8)
+        handles = {}
+        for panel in panels[0]:
+            for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+                handles.setdefault(label, handle)
+        order = [label for label in NAMES.values() if label in handles]
+        figure.legend(
+            [handles[label] for label in order], order, fontsize=8, ncols=len(order),
+            loc="lower center",
+        )  # fmt: skip
         figure.suptitle(f"A alone knows digit {digit} and has {percent} % of the rest", fontsize=11)
-        figure.tight_layout()
+        figure.tight_layout(rect=(0, 0.06, 1, 1))
         figure.savefig(folder / f"digit{digit}-{percent}.png", dpi=90, metadata={"Software": None})
         plt.close(figure)
