@@ -158,12 +158,18 @@ def test_nothing_to_estimate_alone():
 
 @pytest.mark.slow
 def test_estimate_of_memory_is_near(tmp_path):
-    """Peak memory of a merge over that of a tiny one, in processes of their own."""
+    """Peak memory of a merge over that of a tiny one, in processes of their own.
+
+    A spec without an activation: no network is built and exported, which would hide the growth.
+    """
+    spec = tmp_path / "net.yaml"
+    spec.write_text("chain: [layers.*]\n")
     peaks = {}
     for name, widths in {"tiny": [16, 32, 10], "wide": [512, 2048, 2048, 10]}.items():
         paths = saved(tmp_path, **{f"{name}-{s}": net(widths, seed=s) for s in range(2)})
         line = [sys.executable, "-m", "otfuse_cli.app", "merge", *map(str, paths), "--json"]
         line += ["-o", str(tmp_path / f"{name}.safetensors"), "--matcher", "sweep"]
+        line += ["--arch", str(spec)]
         run = subprocess.run(line, capture_output=True, text=True, check=True)
         peaks[name] = json.loads(run.stdout)["report"]["peak_rss_bytes"]
     planned = otfuse_cli.inspect(*paths).estimate.memory_bytes
