@@ -201,3 +201,14 @@ def test_cifar_with_200_inputs(shared, network, floor):
     )
     found = score_on_a_part(fused)
     assert found >= floor, found
+
+
+@pytest.mark.slow
+def test_mnist_joint(shared):
+    """The units that explain the others best, 2,000 inputs. Measured: 97.74."""
+    fused, report = otfuse_cli.merge(
+        *pair(shared, "mnist-mlpnet", ".checkpoint"), arch="mlp", blend="joint", num_samples=2_000,
+        samples=training_inputs("mnist-mlpnet"), matcher="sweep",
+    )  # fmt: skip
+    assert score(fused) >= 97.6
+    assert [step.name for step in report.steps] == ["average", "joint"]
