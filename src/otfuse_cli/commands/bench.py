@@ -21,7 +21,7 @@ from ..fuse.average import Aligned
 from ..fuse.calibrate import re_estimate, rescale
 from ..fuse.fused import Fused
 from ..fuse.lockstep import Parent
-from ..fuse.refit import refit
+from ..fuse.refit import Aim, refit
 from ..fuse.repair import plan_repair
 from ..fuse.selection import Selection
 from ..graph.program import Program
@@ -129,7 +129,7 @@ class Bench:
 
     def _agreement(self, tensors: Mapping[str, Tensor], choice: Tensor) -> float:
         found = self.logits(self.programs[self.anchor], tensors).argmax(-1)
-        return float((found == choice).double().mean())
+        return _share(found, choice)
 
     def step(self, name: str, tensors: Mapping[str, Tensor], *, kept: bool = True) -> StepRecord:
         """What a step gave: agreement and, with labels, accuracy in percent."""
@@ -137,35 +137,39 @@ class Bench:
         labels = self.judged.labels
         accuracy = None
         if labels is not None and labels.shape == found.shape:
-            accuracy = 100 * float((found == labels).double().mean())
-        return StepRecord(name, float((found == self.choice).double().mean()), accuracy, kept)
+            accuracy = 100 * _share(found, labels)
+        return StepRecord(name, _share(found, self.choice), accuracy, kept)
 
     def run_parents(self, aligned: Sequence[Aligned]) -> list[Parent]:
         """Everyone with a share as the refit runs them, the anchor first."""
         anchor = self.parents.anchor
         rest = 1.0 - sum(a.weight for a in aligned)
-        found = [Parent(self.programs[self.anchor], self.tensors[self.anchor], rest, anchor.graph)]
-        return found + [
-            Parent(
-                self.programs[a.model.index],
-                self.tensors[a.model.index],
-                a.weight,
-                a.model.graph,
-                a.alignment,
-            )
-            for a in aligned
+        return [
+            self.run_parent(anchor, rest),
+            *(self.run_parent(a.model, a.weight, a.alignment) for a in aligned),
         ]
+
+    def run_parent(self, model: Model, weight: float, alignment: Alignment | None = None) -> Parent:
+        """One model as the refit runs it."""
+        program, tensors = self.programs[model.index], self.tensors[model.index]
+        return Parent(program, tensors, weight, model.graph, alignment)
 
     def part(self, where: slice) -> Bench:
         """The same models on some of the inputs."""
         return replace(self, samples=self.samples.take(where))
 
     def refit(
-        self, aligned: Sequence[Aligned], tensors: Tensors, ridge: float, left: frozenset[str]
+        self,
+        parents: Sequence[Parent],
+        tensors: Tensors,
+        ridge: float,
+        *,
+        left: frozenset[str] = frozenset(),
+        aim: Aim | None = None,
     ) -> tuple[tuple[RefitRecord, ...], tuple[str, ...]]:
         """Fit every layer of `tensors`, in place; records, and remarks on what was left alone."""
         found, shared = refit(
-            self.run_parents(aligned),
+            parents,
             self.programs[self.anchor],
             tensors,
             self.samples,
@@ -173,6 +177,7 @@ class Bench:
             left=left,
             runtime=self.runtime,
             most_bytes=self.most_bytes,
+            aim=aim,
         )
         remarks = [f"{name} is used twice or tied: not refitted" for name in shared]
         return tuple(RefitRecord(f.layer, f.before, f.after) for f in found), tuple(remarks)
@@ -189,6 +194,11 @@ class Bench:
             parents = self.run_parents(aligned)
             changed = rescale(parents, program, copy, self.samples, **more)  # type: ignore[arg-type]
         return copy if changed else None
+
+
+def _share(found: Tensor, wanted: Tensor) -> float:
+    """How often two choices are one, from 0 to 1."""
+    return float((found == wanted).double().mean())
 
 
 def seen_units(bench: Bench, samples: Samples, *, post: bool, seed: int) -> dict[int, Observed]:

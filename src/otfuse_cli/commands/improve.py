@@ -12,8 +12,6 @@ from ..errors import IncompatibleModels, UsageError
 from ..fuse.average import Aligned
 from ..fuse.fused import Fused
 from ..fuse.joint import choices, joined_value, union
-from ..fuse.lockstep import Parent
-from ..fuse.refit import refit
 from ..report import RefitRecord, StepRecord
 from .bench import Bench, Tensors, seen_units
 from .requests import ImproveOptions
@@ -109,7 +107,8 @@ class _Work:
         return max(found, key=lambda fit: bench.agreement(fit[0]))
 
     def _refit(self, bench: Bench, tensors: Tensors, aims: Sequence[Aligned]) -> _Fitted:
-        fitted, remarks = bench.refit(aims, tensors, self.options.ridge, self.left)
+        parents = bench.run_parents(aims)
+        fitted, remarks = bench.refit(parents, tensors, self.options.ridge, left=self.left)
         return tensors, fitted, remarks
 
     def joint(self, bench: Bench) -> _Fitted:
@@ -137,21 +136,13 @@ class _Work:
             name: union(name, parents.anchor, parts).to(bench.runtime.device)
             for name in parents.anchor.checkpoint.infos
         }
-        found, shared = refit(
-            [
-                Parent(bench.programs[m.index], bench.tensors[m.index], w, m.graph, maps)
-                for m, maps, w in parts
-            ],
-            bench.programs[bench.anchor],
+        fitted, remarks = bench.refit(
+            [bench.run_parent(m, w, maps) for m, maps, w in parts],
             tensors,
-            bench.samples,
-            ridge=self.options.ridge,
-            runtime=bench.runtime,
-            most_bytes=bench.most_bytes,
+            self.options.ridge,
             aim=joined_value,
         )
-        remarks = tuple(f"{name} is used twice or tied: not fitted" for name in shared)
-        return tensors, tuple(RefitRecord(f.layer, f.before, f.after) for f in found), remarks
+        return tensors, fitted, remarks
 
     def compare(self) -> tuple[str, list[StepRecord], tuple[str, ...]]:
         """`average` or `joint`: which agrees more with the parents on inputs not fitted on."""
