@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 import otfuse_cli
+from nets import from_factory as build
 from otfuse_cli.errors import IncompatibleModels, UsageError
 from otfuse_cli.fuse.select import choose, reconstruct
 
@@ -47,20 +47,6 @@ def factory(tmp_path):
         return f"{path}:net"
 
     return write
-
-
-def build(arch, seed):
-    from otfuse_cli.network.factory import build as make
-
-    torch.manual_seed(seed)
-    module = make(arch, device="cpu").module
-    for norm in module.modules():
-        if isinstance(norm, nn.BatchNorm2d):
-            nn.init.uniform_(norm.weight, 0.5, 1.5)
-            nn.init.normal_(norm.bias, std=0.2)
-            norm.running_mean.normal_(std=0.2)
-            norm.running_var.uniform_(0.5, 2)
-    return module.eval()
 
 
 def permuted(state, seed=5):

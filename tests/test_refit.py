@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import otfuse_cli
+from nets import from_factory as build
 from otfuse_cli.errors import SolveFailed, UsageError
 from otfuse_cli.fuse.patches import along_outputs, rows_of
 from otfuse_cli.fuse.ridge import Ridge
@@ -176,20 +177,6 @@ class Net(nn.Module):
 def net():
     return Net(), torch.randn(4, 3, 8, 8)
 """
-
-
-def build(arch, seed):
-    from otfuse_cli.network.factory import build as make
-
-    torch.manual_seed(seed)
-    module = make(arch, device="cpu").module
-    for buffer in module.modules():
-        if isinstance(buffer, nn.BatchNorm2d):
-            nn.init.uniform_(buffer.weight, 0.5, 1.5)
-            nn.init.normal_(buffer.bias, std=0.2)
-            buffer.running_mean.normal_(std=0.2)
-            buffer.running_var.uniform_(0.5, 2)
-    return module
 
 
 def inputs_of(arch, count, seed=3):
