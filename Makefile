@@ -12,10 +12,10 @@ demo: $(VENV)/.installed  ## install, then fuse the bundled pair
 	$(BIN)/otfuse demo
 
 test: $(VENV)/.installed-dev  ## the unit suite
-	$(BIN)/python -m pytest -n auto -m "not slow and not cuda"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow and not cuda"
 
 slow: $(VENV)/.installed-dev  ## accuracy floors on real pairs (OTFUSE_SHARED); none is no failure
-	$(BIN)/python -m pytest -n auto -m "slow and not cuda" || [ $$? -eq 5 ]
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "slow and not cuda" || [ $$? -eq 5 ]
 
 check: $(VENV)/.installed-dev  ## lint, format, types
 	$(BIN)/ruff check .
@@ -23,6 +23,7 @@ check: $(VENV)/.installed-dev  ## lint, format, types
 	$(BIN)/mypy
 
 bench: $(VENV)/.installed-dev  ## the tables of docs/benchmarks.md; half an hour, 8 GB of disk
+	$(BIN)/python benchmarks/matching.py
 	$(BIN)/python benchmarks/baseline.py
 	$(BIN)/python benchmarks/large.py
 	$(BIN)/python benchmarks/growth.py

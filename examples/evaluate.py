@@ -114,17 +114,21 @@ def resnet18(w: StateDict, x: torch.Tensor) -> torch.Tensor:
 
 def accuracy(w: StateDict, limit: int | None = None) -> float:
     """Percent of the test set that a state dict of one of the three networks gets right."""
-    forward, data = next(
-        (forward, data)
-        for name, forward, data in (
-            ("fc1.weight", mlpnet, mnist),
-            ("features.18.weight", vgg11, cifar),
-            ("layer1.0.conv1.weight", resnet18, cifar),
+    x, y = (mnist if "fc1.weight" in w else cifar)()
+    return accuracy_on(w, x[:limit], y[:limit])
+
+
+def accuracy_on(w: StateDict, x: torch.Tensor, y: torch.Tensor) -> float:
+    """Percent of images `x` with labels `y` that it gets right."""
+    forward = next(
+        forward
+        for name, forward in (
+            ("fc1.weight", mlpnet),
+            ("features.18.weight", vgg11),
+            ("layer1.0.conv1.weight", resnet18),
         )
         if name in w
     )
-    x, y = data()
-    x, y = x[:limit], y[:limit]
     with torch.inference_mode():
         hits = [
             (forward(w, part).argmax(1) == labels).sum()

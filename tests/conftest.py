@@ -20,9 +20,12 @@ from otfuse_cli import app
 from otfuse_cli.report import (
     Candidate,
     Checks,
+    Difference,
+    Estimate,
     FileRecord,
     GraphRecord,
     LayerRecord,
+    Pair,
     Pinned,
     Report,
     SpaceRecord,
@@ -107,6 +110,12 @@ def make_report(**changes: Any) -> Report:
         ),
         "layers": (LayerRecord("layers.0", 0, 0.25, 0.75), LayerRecord("head", 0, 0.1, 0.2, 0.4)),
         "candidates": (Candidate("sweep", 0, None, None, 1e6, True),),
+        "differences": (
+            Difference(0, "width", LONG_NAME, (32,), (16,)),
+            Difference(0, "missing", "gain", None, (), "why not"),
+        ),
+        "pairs": (Pair(0, 1, 0.75, None, 1.5, 0.9, ()),),
+        "estimate": Estimate(2**20, 2**19, 2**18, 2**18, 1e9, 2e13, {"sweep": 1e9}, ("descent",)),
         "checks": Checks(True, 1e-7),
         "evaluation": {"samples": 450, "accuracy": {"parent a": 97.333, "fused": 94.9}},
         "warnings": ("mind the gap",),
@@ -120,7 +129,7 @@ def make_report(**changes: Any) -> Report:
 def verbs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Stand-ins for the verbs: `requests` holds what they were asked, `answer` what they return."""
     asked: dict[str, Any] = {"requests": [], "answer": make_report()}
-    for name in ("merge", "inspect", "prune_fuse", "check", "demo"):
+    for name in ("merge", "inspect", "prune_fuse", "prune", "check", "evaluate", "curve", "demo"):
 
         def verb(request: object, *, progress: Callable[[str, int, int], None]) -> Report:
             asked["requests"].append(request)

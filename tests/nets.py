@@ -204,3 +204,18 @@ def run(
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:
     """Largest difference relative to the largest value."""
     return float((one - other).abs().max() / other.abs().max())
+
+
+def from_factory(arch, seed):
+    """The network of `file.py:factory` with weights by seed, its BatchNorms as if trained."""
+    from otfuse_cli.network.factory import build
+
+    torch.manual_seed(seed)
+    module = build(arch, device="cpu").module
+    for norm in module.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            nn.init.uniform_(norm.weight, 0.5, 1.5)
+            nn.init.normal_(norm.bias, std=0.2)
+            norm.running_mean.normal_(std=0.2)
+            norm.running_var.uniform_(0.5, 2)
+    return module.eval()

@@ -143,3 +143,12 @@ def test_merge_keeps_extras_only_when_asked(cli: Any, tmp_path: Path) -> None:
         done = cli(*line, "-o", tmp_path / other, "--keep-extras")
         assert done.code == 2
         assert "--keep-extras needs a .pt output" in done.err
+
+
+def test_extras_of_an_ambiguous_anchor(cli: Any, tmp_path: Path) -> None:
+    a, out = tmp_path / "a.pt", tmp_path / "out.pt"
+    torch.save({"model": mlp(0), "ema": mlp(1)}, a)
+    done = cli("merge", a, a, "-o", out, "--align", "none", "--key", "ema", "--keep-extras")
+    assert done.code == 0, done.err
+    back = torch.load(out, weights_only=True)
+    assert equal(back, {"model": mlp(0), "ema": mlp(1)})

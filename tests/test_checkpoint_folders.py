@@ -7,7 +7,10 @@ import hashlib
 import json
 import os
 import pickle
+import signal
 import stat
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
+from otfuse_cli.checkpoint import draft
 from otfuse_cli.checkpoint.open import open_checkpoint
 from otfuse_cli.checkpoint.suffix import parse_size
 from otfuse_cli.checkpoint.write import open_writer
@@ -523,6 +527,27 @@ def test_an_exception_leaves_no_folder(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
+@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="needs files without a name")
+def test_a_killed_process_leaves_no_folder(tmp_path: Path) -> None:
+    if draft._open_nameless(tmp_path) is None:
+        pytest.skip("this file system has no files without a name")
+    script = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from otfuse_cli.checkpoint.draft import FolderDraft\n"
+        "folder = FolderDraft(Path(sys.argv[1]))\n"
+        "folder.add('model.safetensors').write_at(memoryview(b'half of it'), 0)\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGKILL)
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize(
     ("text", "size"), [("5GB", 5 * 10**9), ("1.5 kib", 1536), ("77", 77), ("2MiB", 1 << 21)]
 )
@@ -534,3 +559,77 @@ def test_sizes(text: str, size: int) -> None:
 def test_no_sizes(text: str) -> None:
     with pytest.raises(UsageError, match="not a size"):
         parse_size(text)
+
+
+# -- from the command line
+
+
+def digits_folder(source: Path, folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(source.read_bytes())
+    (folder / "config.json").write_text('{"model_type": "digits"}')
+    return folder
+
+
+def test_folders_in_folder_out_and_in_again(cli: Any, demo_pair: Any, tmp_path: Path) -> None:
+    a, b = (digits_folder(p, tmp_path / p.stem) for p in demo_pair)
+    out = tmp_path / "fused"
+    done = cli("merge", a, b, "-o", out, "--shard-size", "10KB", "--matcher", "sweep", "--json")
+    assert done.code == 0, done.err
+    report = json.loads((out / "fused.report.json").read_text())
+    assert json.loads(done.out)["report"] == report
+    assert report["output"][0]["container"] == "safetensors-folder"
+    assert report["recipe"]["shard_size"] == "10KB"
+    assert len(list(out.glob("model-*.safetensors"))) > 1
+    assert cli("inspect", out, "--ot-costs").code == 0
+    again = cli("merge", out, b, "-o", out, "--overwrite")
+    assert (again.code, "one of the inputs" in again.err) == (6, True)
+    inside = cli("merge", out / "model.safetensors.index.json", b, "-o", out, "--overwrite")
+    assert (inside.code, "one of the inputs" in inside.err) == (6, True)
+    assert cli("merge", a, b, "-o", out, "--overwrite", "--matcher", "sweep").code == 0
+    assert sorted(p.name for p in out.iterdir()) == [
+        *("config.json", "fused.report.json", "model.safetensors")
+    ]
+    done = cli("merge", a, b, "-o", tmp_path / "x.pt", "--shard-size", "1GB")
+    assert (done.code, "--shard-size needs a folder" in done.err) == (2, True)
+
+
+def test_prune_fuse_names_a_folder_beside_the_pruned_one(
+    cli: Any, demo_pair: Any, tmp_path: Path
+) -> None:
+    a, b = (digits_folder(p, tmp_path / p.stem) for p in demo_pair)
+    assert cli("prune-fuse", a, b, "--matcher", "sweep").code == 0
+    assert (tmp_path / "b-fused" / "b-fused.report.json").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_transformers_loads_what_merge_writes(cli: Any, tmp_path: Path, kind: str) -> None:
+    """Sharded in, sharded out; GPT-2 with its embedding tied to the head."""
+    transformers = pytest.importorskip("transformers")
+    if kind == "llama":
+        config = transformers.LlamaConfig(
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=60,
+        )
+    else:
+        config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=60)
+    models = []
+    for seed, name in enumerate(("a", "b")):
+        torch.manual_seed(seed)
+        models.append(transformers.AutoModelForCausalLM.from_config(config))
+        models[-1].save_pretrained(tmp_path / name, max_shard_size="30KB")
+    line = ["merge", tmp_path / "a", tmp_path / "b", "--align", "none"]
+    for out in ("sharded", "single"):
+        size = ["--shard-size", "30KB"] if out == "sharded" else []
+        done = cli(*line, "-o", tmp_path / out, *size)
+        assert done.code == 0, done.err
+        fused = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / out)
+        mine = fused.state_dict()
+        for name, tensor in models[1].state_dict().items():
+            expected = tensor + 0.5 * (models[0].state_dict()[name] - tensor)
+            torch.testing.assert_close(mine[name], expected, rtol=1e-5, atol=1e-6)

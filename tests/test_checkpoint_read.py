@@ -88,7 +88,7 @@ def awkward_tensors() -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_is_read_bit_for_bit(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
     values = torch.tensor([[0.0, 1.0, 2.0], [3.0, 1.5, 0.25]]).to(dtype)
-    state = {"a.weight": values, "a.scalar": values[0, 1].clone(), "a.empty": values[:, :0].clone()}
+    state = {"a.values": values, "a.scalar": values[0, 1].clone(), "a.empty": values[:, :0].clone()}
     with open_checkpoint(save(state, tmp_path / "x.any", kind)) as checkpoint:
         assert list(checkpoint.infos) == sorted(state) or list(checkpoint.infos) == list(state)
         for name, wanted in state.items():

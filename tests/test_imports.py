@@ -15,7 +15,17 @@ NAME = "otfuse_cli"
 
 # From top to bottom; a room imports from its own level and from those below it.
 LEVELS = [
-    {"app", "help", "options", "render", "tables"},
+    {
+        "app",
+        "comparisons",
+        "help",
+        "option_table",
+        "options",
+        "outcomes",
+        "render",
+        "running",
+        "tables",
+    },
     {"", "commands"},
     {"plot"},
     {"prune", "fuse"},

@@ -324,6 +324,14 @@ def test_a_killed_run_leaves_no_output(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.pt", "b.pt"]
 
 
+def test_different_widths_have_no_plain_average(cli, pair, tmp_path):
+    torch.save(mlp(0, (12, 11, 8, 7, 5)), pair[0])
+    done = cli("merge", *pair, "-o", tmp_path / "f.pt", "--align", "none")
+    assert done.code == 4
+    assert "11 units" in done.err
+    assert not (tmp_path / "f.pt").exists()
+
+
 def test_inspect_compares_identity_with_transport(cli, pair):
     done = cli("inspect", *pair, "--ot-costs", "--json")
     assert done.code == 0, done.err

@@ -136,6 +136,27 @@ def test_page_in_a_browser(tmp_path, picture):
     assert "<img" not in dom
 
 
+@pytest.mark.skipif(BROWSER is None, reason="no browser")
+def test_page_answers_the_mouse(tmp_path, picture):
+    script = """<script>
+    const move = { clientX: 5, clientY: 5, bubbles: true };
+    document.querySelector("circle").dispatchEvent(new MouseEvent("mousemove", move));
+    document.body.dataset.dot = document.getElementById("tip").textContent;
+    const area = document.querySelector("canvas").getBoundingClientRect();
+    const corner = { clientX: area.right - 2, clientY: area.bottom - 2 };
+    document.querySelector("canvas").dispatchEvent(new MouseEvent("mousemove", corner));
+    document.body.dataset.cell = document.getElementById("tip").textContent;
+    document.querySelectorAll(".legend button")[1].click();
+    </script></body>"""
+    (tmp_path / "a.html").write_text(page(picture).replace("</body>", script))
+    dom = in_browser(tmp_path / "a.html", tmp_path)
+    body = re.search(r"<body[^>]*>", dom).group()
+    assert 'data-dot="conv1\nOT: 0.5"' in body
+    assert 'data-cell="source unit 1\nanchor unit 1\n0.5"' in body
+    assert re.findall(r'<button[^>]*aria-pressed="(\w+)"', dom) == ["true", "false"]
+    assert re.findall(r'data-name="(\w+)" style="display: none;"', dom) == ["identity"]
+
+
 def in_browser(path, home):
     """The page as the browser has it once its script has run."""
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={home / 'profile'}"]

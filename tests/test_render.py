@@ -13,6 +13,7 @@ from conftest import LONG_NAME, make_report
 from otfuse_cli import render
 from otfuse_cli.errors import UsageError
 from otfuse_cli.render import Outcome, View
+from otfuse_cli.report import RefitRecord, StepRecord
 
 
 class Terminal(io.StringIO):
@@ -60,6 +61,32 @@ def test_pipe_cuts_and_wraps_nothing(capsys, monkeypatch):
     rows = [line.split() for line in text.splitlines()]
     assert next(r for r in rows if r[:2] == ["0", "a.pt"])[:4] == ["0", "a.pt", "0.7", "zip,"]
     assert next(r for r in rows if r[:2] == ["1", "b.pt"])[:4] == ["1", "b.pt", "0.3", "anchor"]
+
+
+STEPS = (
+    StepRecord("average", 0.9, 88.0, True),
+    StepRecord("refit", 0.985, 96.25, True),
+    StepRecord("calibrate bn", 0.97, 95.5, False),
+)
+
+
+def test_steps_say_what_they_gave(capsys):
+    fitted = (RefitRecord(LONG_NAME, 0.25, 0.03125),)
+    text = shown(capsys, steps=STEPS, refits=fitted).out
+    lines = [line.split() for line in text.splitlines()]
+    assert ["agreement", "accuracy"] in lines
+    assert ["average", "0.9", "88.00"] in lines
+    assert ["refit", "0.985", "96.25"] in lines
+    assert ["calibrate", "bn", "(not", "kept)", "0.97", "95.50"] in lines
+    assert "missed before" not in text
+    lines = [
+        line.split() for line in shown(capsys, View(verbose=True), refits=fitted).out.splitlines()
+    ]
+    assert [LONG_NAME, "0.25", "0.03125"] in lines
+    unlabelled = shown(capsys, steps=tuple(replace(s, accuracy=None) for s in STEPS)).out
+    assert ["average", "0.9"] in [line.split() for line in unlabelled.splitlines()]
+    assert "accuracy\n" not in unlabelled.partition("Steps")[2].partition("\n\n")[0]
+    assert "Steps" not in shown(capsys).out
 
 
 def test_costs_with_identity_cost_and_bars(capsys):

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from conftest import make_report
-from otfuse_cli import errors, report
+from otfuse_cli import errors, report, stored
 from otfuse_cli.commands.requests import CHOICES, Recipe
 from otfuse_cli.render import Outcome
 
@@ -46,7 +46,13 @@ def test_full_and_empty_reports():
         (report.LayerRecord, "layer"),
         (report.GraphRecord, "graph"),
         (report.Candidate, "candidate"),
+        (report.Difference, "difference"),
+        (report.Pair, "pair"),
+        (report.Estimate, "estimate"),
         (report.Checks, "checks"),
+        (report.Pruning, "pruning"),
+        (report.PrunedSpace, "pruned_space"),
+        (report.PrunedLayer, "pruned_layer"),
     ],
 )
 def test_records_and_schema_have_the_same_keys(record, definition):
@@ -104,10 +110,10 @@ def test_envelopes(envelope_validator):
 
 def test_report_survives_the_round_trip():
     text = make_report().to_json()
-    assert report.report_from_dict(json.loads(text)) == report.report_from_dict(
+    assert stored.report_from_dict(json.loads(text)) == stored.report_from_dict(
         Outcome("merge", report=make_report()).envelope()
     )
-    assert report.report_from_dict(json.loads(text)).to_json() == text
+    assert stored.report_from_dict(json.loads(text)).to_json() == text
 
 
 def test_reports_of_real_runs(cli, demo_pair, tmp_path):
@@ -116,6 +122,7 @@ def test_reports_of_real_runs(cli, demo_pair, tmp_path):
         cli("demo", "--json"),
         cli("merge", a, b, "-o", tmp_path / "f.safetensors", "--json"),
         cli("prune-fuse", a, b, "--json"),
+        cli("prune", a, "-o", tmp_path / "p.pt", "--amount", "0.5", "--json"),
         cli("inspect", a, "--json"),
         cli("inspect", a, b, "--ot-costs", "--json"),
     ]
@@ -135,3 +142,16 @@ def test_docs_name_every_key():
     assert [
         name for name in sorted(names) if f"`{name}`" not in text and f"`{name}[]`" not in text
     ] == []
+
+
+def test_reports_of_the_first_release_can_be_read():
+    later = {"differences": (), "pairs": (), "estimate": None}
+    later |= {"steps": (), "refits": (), "pruning": None}
+    data = make_report(**later).to_dict()
+    for name in later:
+        del data[name]
+    for record in (*data["spaces"], *data["layers"]):
+        record.pop("random_cost")
+    for layer in data["layers"]:
+        layer.pop("moved_fraction")
+    assert stored.report_from_dict(data) == make_report(**later)

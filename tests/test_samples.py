@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from otfuse_cli.errors import UnreadableInput, UsageError
-from otfuse_cli.network.factory import Network
+from otfuse_cli.network.factory import Network, build
 from otfuse_cli.network.inputs import slots, static_batch, vocabularies
 from otfuse_cli.network.samples import Samples, load_samples
 
@@ -150,6 +150,23 @@ def test_vocabulary_of_an_exported_program():
     assert vocabularies(network) == {"input_ids": 11}
     assert static_batch(network) == 2
     assert static_batch(text_net()) is None
+
+
+def test_a_network_without_values_is_built_again_where_its_forward_looks_at_them(tmp_path):
+    (tmp_path / "net.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.words = nn.Embedding(11, 4)\n"
+        "    def forward(self, ids):\n"
+        "        return self.words(ids) * (2 if bool((ids > 5).all()) else 1)\n"
+        "def net(): return Net(), torch.zeros(2, 5, dtype=torch.long)\n"
+    )
+    network = build(f"{tmp_path}/net.py:net", device="meta")
+    assert vocabularies(network) == {"ids": 11}
+    assert load_samples(np.ones((4, 7), np.int64), network).args[0].shape == (4, 7)
 
 
 def test_several_inputs_go_by_name():

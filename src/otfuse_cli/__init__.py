@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+# Loaded before `def prune`, which takes its name: the first import of a room binds it here.
 from . import align
+from . import prune as _room  # noqa: F401
 from .errors import OtfuseError
 from .report import Report
 
@@ -31,6 +33,7 @@ __all__ = [
     "evaluate",
     "inspect",
     "merge",
+    "prune",
     "prune_fuse",
 ]
 
@@ -71,6 +74,26 @@ def prune_fuse(
     from .commands.requests import PruneFuseRequest
 
     return prune_fuse_tensors(PruneFuseRequest(dense=dense, pruned=pruned, **options))
+
+
+def prune(checkpoint: Source, **options: Any) -> tuple[dict[str, torch.Tensor], Report]:
+    """Remove whole units from a network; the result is smaller.
+
+    Args:
+        checkpoint: Path or state dict.
+        options: Fields of `PruneRequest`, for example `amount=0.5`, `criterion="ot"` or
+            `layer={"fc1": 0.9}`; with `output` the pruned model is written too.
+
+    Returns:
+        The pruned state dict and the report.
+
+    Raises:
+        OtfuseError: With the exit code that the command would have.
+    """
+    from .commands.prune import prune_tensors
+    from .commands.requests import PruneRequest
+
+    return prune_tensors(PruneRequest(checkpoint=checkpoint, **options))
 
 
 def inspect(*checkpoints: Source, **options: Any) -> Report:

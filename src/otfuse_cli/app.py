@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
 from . import render
 from .commands.requests import (
+    STANDARD,
     CheckRequest,
     CurveRequest,
     DemoRequest,
@@ -23,16 +23,15 @@ from .commands.requests import (
     InspectRequest,
     MergeRequest,
     PruneFuseRequest,
+    PruneRequest,
 )
-from .errors import ExitCode, GateFailed, OtfuseError, OutputRefused, UsageError
+from .errors import ExitCode
 from .help import Command, Group
-from .options import RunOptions, build, signature, split
+from .options import signature
 from .render import Outcome, View
 from .report import Report
+from .running import Request, Verb, finish, foreseen, run_verb
 from .runtime import Progress
-
-Request = TypeVar("Request")
-Verb = Callable[[Request, Progress], Report]
 
 app = typer.Typer(
     name="otfuse",
@@ -45,16 +44,6 @@ app = typer.Typer(
 )
 
 
-class Bug(OtfuseError):
-    """Whatever nobody foresaw."""
-
-
-class Interrupted(OtfuseError):
-    """Ctrl-C."""
-
-    exit_code = ExitCode.INTERRUPTED
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -63,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = command.main(arguments or ["--help"], prog_name="otfuse", standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last line of defence
         json, debug = "--json" in arguments, "--debug" in arguments
-        return _finish(Outcome(_name(error), error=_foreseen(error)), View(json=json, debug=debug))
+        return finish(Outcome(_name(error), error=foreseen(error)), View(json=json, debug=debug))
     return int(status or 0) if arguments else ExitCode.USAGE
 
 
@@ -81,8 +70,7 @@ def _command(
 
     def register(verb: Verb[Request]) -> Verb[Request]:
         def run(**values: Any) -> int:
-            keywords, options = split(request_type, values)
-            return _run(name, verb, lambda: build(request_type, keywords), _view(options, keywords))
+            return run_verb(name, verb, request_type, values)
 
         run.__doc__ = verb.__doc__
         run.__signature__ = parameters  # type: ignore[attr-defined]
@@ -116,6 +104,7 @@ def merge(request: MergeRequest, progress: Progress) -> Report:
     InspectRequest,
     "otfuse inspect a.pt",
     "otfuse inspect a.pt b.pt --ot-costs",
+    "otfuse inspect a.pt b.pt --max-cost 0.5 --plot costs.html",
     "otfuse merge a.pt b.pt -o fused.pt --json | otfuse inspect --ot-costs",
     optional=("checkpoints",),
     omit=("repair",),
@@ -123,18 +112,22 @@ def merge(request: MergeRequest, progress: Progress) -> Report:
 def inspect(request: InspectRequest, progress: Progress) -> Report:
     """Look before fusing: tensors, layer graph, compatibility, OT costs.
 
-    Without a CKPT, shows the costs in a report or a --json envelope that comes from a pipe. With
-    one CKPT and --ot-costs, shows the costs of the report beside it.
+    Without a CKPT, or with -, shows the costs in a report or a --json envelope that comes from a
+    pipe. With one CKPT and --ot-costs, shows the costs of the report beside it.
     """
-    if not request.checkpoints:
-        from .stored import gate, read_pipe
-
-        return gate(read_pipe(sys.stdin), request.max_cost)
     only = request.checkpoints[0] if len(request.checkpoints) == 1 else None
-    if isinstance(only, Path) and (request.ot_costs or request.max_cost is not None):
-        from .stored import gate, read_beside
+    if not request.checkpoints or only == STANDARD:
+        from .commands.costs import check_outputs, finish
+        from .stored import read_pipe
 
-        return gate(read_beside(only), request.max_cost)
+        check_outputs(request)
+        return finish(read_pipe(sys.stdin), request)
+    if isinstance(only, Path) and request.costs:
+        from .commands.costs import check_outputs, finish
+        from .stored import read_beside
+
+        check_outputs(request)
+        return finish(read_beside(only), request)
     from .commands.inspect import inspect as verb
 
     return verb(request, progress=progress)
@@ -149,9 +142,28 @@ def inspect(request: InspectRequest, progress: Progress) -> Report:
 def prune_fuse(request: PruneFuseRequest, progress: Progress) -> Report:
     """Fuse a dense checkpoint into its pruned version, which keeps its widths.
 
+    Units that PRUNED still has are found and stay themselves; what was pruned is merged into them.
     Without -o, the result goes beside PRUNED: pruned.pt becomes pruned.fused.pt.
     """
     from .commands.prune_fuse import prune_fuse as verb
+
+    return verb(request, progress=progress)
+
+
+@_command(
+    "prune",
+    PruneRequest,
+    "otfuse prune a.pt -o small.pt --amount 0.5",
+    "otfuse prune a.pt -o small.pt --criterion ot --layer fc1=0.9 --layer fc2=0.5",
+    required=("output",),
+)
+def prune(request: PruneRequest, progress: Progress) -> Report:
+    """Remove whole units from a checkpoint, with everything that carries them.
+
+    What is written is smaller. Outputs and what can't be proven interchangeable stay; heads and
+    channel groups go whole. otfuse prune-fuse recovers accuracy from the unpruned checkpoint.
+    """
+    from .commands.prune import prune as verb
 
     return verb(request, progress=progress)
 
@@ -196,7 +208,15 @@ def evaluate(request: EvaluateRequest, progress: Progress) -> Report:
     CurveRequest,
     "otfuse curve a.pt b.pt --arch net.py:make_net --samples test.npz",
     "otfuse curve a.pt b.pt --arch mlp --samples test.npz --paper --plot curve.png",
-    omit=("synthetic", "synthetic_kind", "input_shape", "post_activations", "max_memory"),
+    omit=(
+        "strict",
+        "vocab",
+        "synthetic",
+        "synthetic_kind",
+        "input_shape",
+        "post_activations",
+        "max_memory",
+    ),
 )
 def curve(request: CurveRequest, progress: Progress) -> Report:
     """Measure what lies between two checkpoints, for weights from 0 to 1 of the second one.
@@ -216,9 +236,9 @@ def curve(request: CurveRequest, progress: Progress) -> Report:
     "otfuse demo --paper -o fused.safetensors",
     omit=(
         *("arch", "free_outputs", "key", "strict", "vocab"),
-        *("skip", "only", "keep_extras", "shard_size"),
+        *("keep_extras", "shard_size"),
         *("samples", "synthetic", "synthetic_kind", "input_shape", "num_samples", "max_memory"),
-        *("post_activations", "force", "refit", "ridge", "calibrate"),
+        *("post_activations", "force", "refit", "ridge", "blend", "calibrate"),
     ),
 )
 def demo(request: DemoRequest, progress: Progress) -> Report:
@@ -247,69 +267,6 @@ def _version(on: bool) -> None:
     if on:
         render.show_version()
         raise typer.Exit
-
-
-def _run(name: str, verb: Verb[Request], request: Callable[[], Request], view: View) -> int:
-    try:
-        with render.progress(view) as progress:
-            outcome = Outcome(name, report=verb(request(), progress))
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - becomes exit code 1
-        outcome = Outcome(name, report=_report_of(error), error=_foreseen(error))
-    return _finish(outcome, view)
-
-
-def _finish(outcome: Outcome, view: View) -> int:
-    """Show an outcome; what goes wrong in showing it is an outcome too."""
-    try:
-        render.show(outcome, view)
-    except OSError as error:
-        refused = OutputRefused("can't write to standard output", why=error.strerror or str(error))
-        refused.__cause__ = error
-        outcome = Outcome(outcome.command, error=refused)
-        render.show(outcome, replace(view, json=False))
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - becomes exit code 1
-        outcome = Outcome(outcome.command, error=_foreseen(error))
-        render.show(outcome, view)
-    return outcome.exit_code
-
-
-def _view(options: RunOptions, keywords: dict[str, Any]) -> View:
-    return View(
-        json=options.json,
-        quiet=options.quiet,
-        verbose=options.verbose,
-        debug=options.debug,
-        graph=keywords.get("graph", False),
-        costs="ot_costs" in keywords,
-        report=keywords.get("report"),
-    )
-
-
-def _report_of(error: BaseException) -> Report | None:
-    if isinstance(error, GateFailed) and isinstance(error.report, Report):
-        return error.report
-    return None
-
-
-def _foreseen(error: BaseException) -> OtfuseError:
-    """Any exception as one with an exit code."""
-    if isinstance(error, OtfuseError):
-        return error
-    wrapped: OtfuseError
-    if isinstance(error, KeyboardInterrupt | typer.Abort):
-        wrapped = Interrupted("interrupted")
-    elif hasattr(error, "format_message"):  # Typer's own, whichever class it has in this version
-        context = getattr(error, "ctx", None)
-        path = context.command_path if context is not None else "otfuse"
-        wrapped = UsageError(error.format_message(), fix=f"see {path} --help")
-    else:
-        lines = str(error).strip().splitlines()
-        wrapped = Bug(
-            f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__,
-            fix="run with --debug for the traceback",
-        )
-    wrapped.__cause__ = error
-    return wrapped
 
 
 def _name(error: BaseException) -> str | None:

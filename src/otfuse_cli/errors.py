@@ -32,18 +32,27 @@ class OtfuseError(Exception):
         where: File, tensor, axis or option it concerns, with both shapes where there are two.
         why: The cause.
         fix: What to do about it.
+        report: The `Report` of what was found all the same, which is shown too (an object here,
+            since this module imports nothing).
     """
 
     exit_code: ClassVar[ExitCode] = ExitCode.BUG
 
     def __init__(
-        self, what: str, *, where: str | None = None, why: str | None = None, fix: str | None = None
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        why: str | None = None,
+        fix: str | None = None,
+        report: object | None = None,
     ) -> None:
         super().__init__(what)
         self.what = what
         self.where = where
         self.why = why
         self.fix = fix
+        self.report = report
 
     def __str__(self) -> str:
         lines = [self.what]
@@ -98,21 +107,6 @@ class GateFailed(OtfuseError):
     """A threshold that the user set was passed, or a check came out negative.
 
     The run itself went well, so its report is shown too.
-
-    Attributes:
-        report: The `Report` of that run (an object here, since this module imports nothing).
     """
 
     exit_code = ExitCode.GATE_FAILED
-
-    def __init__(
-        self,
-        what: str,
-        *,
-        where: str | None = None,
-        why: str | None = None,
-        fix: str | None = None,
-        report: object | None = None,
-    ) -> None:
-        super().__init__(what, where=where, why=why, fix=fix)
-        self.report = report

@@ -13,7 +13,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from .options import PANELS, RUN
+from .option_table import PANELS, RUN
 
 
 class Command(TyperCommand):

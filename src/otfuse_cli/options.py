@@ -1,4 +1,4 @@
-"""Every command-line option, once: its flags, panel and help, keyed by the request field it fills.
+"""Options to requests: what Typer reads off a request, and what is read out of its values.
 
 A command takes the fields of its frozen request, so the command line and the library can't drift.
 Imports neither torch nor numpy: this module decides how fast `--help` is.
@@ -9,18 +9,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from .checkpoint.suffix import DEFAULT_SHARD, parse_size
-from .commands.requests import CHOICES, Recipe
+from .checkpoint.suffix import parse_size
 from .commands.weights import read_weights
 from .errors import UsageError
-
-FUSION, MATCHING, INPUTS, OUTPUT, RUN = PANELS = ("Fusion", "Matching", "Inputs", "Output", "Run")
+from .option_table import OPTIONS, OWN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +56,7 @@ def signature(
             inspect.Parameter(
                 name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind
             )
-            for name, kind in OPTIONS.items()
+            for name, kind in {**OPTIONS, **OWN.get(request_type.__name__, {})}.items()
             if (default := defaults.get(name, MISSING)) is not MISSING
         ]
     )
@@ -93,9 +89,14 @@ def build(request_type: Callable[..., Any], keywords: Mapping[str, Any]) -> Any:
         values["input_shape"] = parse_shape(values["input_shape"])
     if values.get("shard_size") is not None:
         parse_size(values["shard_size"])
+    if "layer" in values:
+        values["layer"] = parse_shares(values["layer"] or ()) or None
     limit = values.get("max_cost")
     if limit is not None and not (isfinite(limit) and limit >= 0):
         raise UsageError("a cost is finite and not negative", where=f"--max-cost {limit}")
+    limit = values.get("max_moved")
+    if limit is not None and not 0 <= limit <= 1:
+        raise UsageError("a fraction lies between 0 and 1", where=f"--max-moved {limit}")
     request = request_type(**values)
     if hasattr(request, "recipe"):
         request.recipe()  # refuses a bad choice before anything heavy is imported
@@ -134,499 +135,27 @@ def parse_shape(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def _option(*flags: str, panel: str, text: str, default: object = None, **more: Any) -> Any:
-    """A Typer option whose help ends with its default, the same way for all of them."""
-    if default is not None:
-        text += f" [default: {default}]"
-    return typer.Option(*flags, help=text, rich_help_panel=panel, show_default=False, **more)
+def parse_shares(texts: Sequence[str]) -> dict[str, float]:
+    """`fc1=0.9`, repeated, as numbers by name.
 
-
-def _choice(name: str, *, panel: str, text: str) -> Any:
-    """An option of the recipe with a closed set of values (`Recipe` refuses the others)."""
-    values = CHOICES[name]
-    return _option(
-        f"--{name}",
-        panel=panel,
-        text=text,
-        default=getattr(Recipe, name, values[0]),
-        metavar="|".join(values),
-        autocompletion=lambda: list(values),
-    )
-
-
-def _checkpoint(metavar: str, text: str) -> Any:
-    return typer.Argument(metavar=metavar, help=text, show_default=False)
-
-
-def _flag(*flags: str, panel: str, text: str, default: str | None = None) -> Any:
-    """An option without a value."""
-    return _option(*flags, panel=panel, text=text, default=default, metavar="")
-
-
-# In the order of the help: panels as they first appear, what most people need first.
-OPTIONS: Mapping[str, Any] = {
-    "checkpoints": Annotated[
-        list[Path],
-        _checkpoint("CKPT", "Checkpoints; the last one is the anchor, unless --anchor says so."),
-    ],
-    "checkpoint": Annotated[Path, _checkpoint("CKPT", "A checkpoint of the network.")],
-    "dense": Annotated[Path, _checkpoint("DENSE", "The unpruned checkpoint.")],
-    "pruned": Annotated[Path, _checkpoint("PRUNED", "Its pruned version: the anchor.")],
-    "ot_costs": Annotated[
-        bool,
-        _flag(
-            "--ot-costs",
-            panel=FUSION,
-            text="OT cost of every space and layer, beside the cost of leaving units in place.",
-        ),
-    ],
-    "graph": Annotated[
-        bool,
-        _flag(
-            "--graph", panel=FUSION, text="Every space of the layer graph, and what stays in place."
-        ),
-    ],
-    "max_cost": Annotated[
-        float | None,
-        _option(
-            "--max-cost",
-            panel=FUSION,
-            metavar="X",
-            text="Exit with 7 if a space costs more than X.",
-        ),
-    ],
-    "ensemble": Annotated[
-        bool,
-        _flag(
-            "--ensemble", panel=FUSION, text="Also measure the mean of the checkpoints' outputs."
-        ),
-    ],
-    "average": Annotated[
-        bool,
-        _flag("--average", panel=FUSION, text="Also measure the plain average of the checkpoints."),
-    ],
-    "steps": Annotated[
-        int,
-        _option(
-            "--steps",
-            panel=FUSION,
-            metavar="N",
-            text="Points of the curve, both ends included.",
-            default=11,
-        ),
-    ],
-    "align": Annotated[
-        str | None,
-        _choice(
-            "align",
-            panel=FUSION,
-            text="Match units by their incoming weights, by what they do on the inputs, or not at "
-            "all (the plain average).",
-        ),
-    ],
-    "weights": Annotated[
-        str | None,
-        _option(
-            "--weights",
-            panel=FUSION,
-            metavar="W,W...|FILE.yaml",
-            text="A weight per checkpoint, made to sum to 1; a file gives weights by tensor.",
-            default="equal",
-        ),
-    ],
-    "dense_weight": Annotated[
-        float,
-        _option(
-            "--dense-weight",
-            panel=FUSION,
-            metavar="W",
-            text="Weight of DENSE; PRUNED has the rest.",
-            default=0.5,
-        ),
-    ],
-    "anchor": Annotated[
-        str,
-        _option(
-            "--anchor",
-            panel=FUSION,
-            metavar="last|first|medoid|INDEX",
-            text="The checkpoint that gives widths and file format, and that the others are "
-            "aligned to; INDEX counts from 0, medoid is the one nearest to all others.",
-            default="last",
-        ),
-    ],
-    "skip": Annotated[
-        list[str] | None,
-        _option(
-            "--skip",
-            panel=FUSION,
-            metavar="GLOB",
-            text="Tensors to take from the anchor as they are, instead of averaging; repeatable.",
-        ),
-    ],
-    "only": Annotated[
-        list[str] | None,
-        _option(
-            "--only",
-            panel=FUSION,
-            metavar="GLOB",
-            text="Average these tensors alone; the others are the anchor's; repeatable.",
-        ),
-    ],
-    "paper": Annotated[
-        bool,
-        _flag(
-            "--paper",
-            panel=FUSION,
-            text="Exactly the method of Singh & Jaggi (2020); options given beside it win.",
-        ),
-    ],
-    "residual": Annotated[
-        str | None,
-        _choice(
-            "residual",
-            panel=FUSION,
-            text="Residual streams: one shared map, the paper's averaged maps, or left in place.",
-        ),
-    ],
-    "beta": Annotated[
-        float | None,
-        _option(
-            "--beta",
-            panel=FUSION,
-            metavar="B",
-            text="Share of the shortcut in --residual average, 0 to 1.",
-            default=Recipe.beta,
-        ),
-    ],
-    "scale": Annotated[
-        str | None,
-        _choice(
-            "scale",
-            panel=FUSION,
-            text="Different widths: keep the function, also bring both models' rows to one length, "
-            "or the paper's scaling by M/N.",
-        ),
-    ],
-    "repair": Annotated[
-        str | None,
-        _choice(
-            "repair",
-            panel=FUSION,
-            text="Undo the shrinking of imperfectly matched units, from the weights alone.",
-        ),
-    ],
-    "refit": Annotated[
-        bool | None,
-        _flag(
-            "--refit/--no-refit",
-            panel=FUSION,
-            text="Fit every layer of the average, in closed form, to what the parents compute on "
-            "the inputs.",
-            default="refit when there are inputs",
-        ),
-    ],
-    "ridge": Annotated[
-        float,
-        _option(
-            "--ridge",
-            panel=FUSION,
-            metavar="R",
-            text="How strongly a fit is pulled toward the average.",
-            default=0.1,
-        ),
-    ],
-    "calibrate": Annotated[
-        str | None,
-        _option(
-            "--calibrate",
-            panel=FUSION,
-            metavar="|".join(CHOICES["calibrate"]),
-            text="Bring BatchNorm statistics (bn) or every layer's mean and deviation (repair) to "
-            "where they belong on the inputs; kept if agreement with the parents rises.",
-            default="auto with inputs and without a refit",
-            autocompletion=lambda: list(CHOICES["calibrate"]),
-        ),
-    ],
-    "matcher": Annotated[
-        str | None,
-        _choice(
-            "matcher",
-            panel=MATCHING,
-            text="How maps are found: one pass in graph order (sweep), steps that look at both "
-            "sides of a unit (descent), all spaces at once (frank-wolfe), or the best of them.",
-        ),
-    ],
-    "passes": Annotated[
-        int | None,
-        _option(
-            "--passes",
-            panel=MATCHING,
-            metavar="P",
-            text="From the second pass on, align each source to the mean of the other models.",
-            default=Recipe.passes,
-        ),
-    ],
-    "effort": Annotated[
-        float | None,
-        _option(
-            "--effort",
-            panel=MATCHING,
-            metavar="FLOP",
-            text="Operations that auto may plan to spend on a source; above it, it tries less.",
-            default=f"{Recipe.effort:g}",
-        ),
-    ],
-    "metric": Annotated[
-        str | None, _choice("metric", panel=MATCHING, text="Ground metric between units.")
-    ],
-    "unit_norm": Annotated[
-        bool | None,
-        _flag(
-            "--unit-norm/--raw",
-            panel=MATCHING,
-            text="Compare rows at unit norm, or as they are (cost only).",
-            default="unit-norm",
-        ),
-    ],
-    "mass": Annotated[
-        str | None,
-        _choice(
-            "mass",
-            panel=MATCHING,
-            text="Mass of a unit: equal, the norm of its row, or what it does on the inputs.",
-        ),
-    ],
-    "solver": Annotated[
-        str | None, _choice("solver", panel=MATCHING, text="Solver of each transport problem.")
-    ],
-    "epsilon": Annotated[
-        float | None,
-        _option(
-            "--epsilon",
-            panel=MATCHING,
-            metavar="E",
-            text="Regularisation of sinkhorn, in standard deviations of the cost.",
-            default=Recipe.epsilon,
-        ),
-    ],
-    "arch": Annotated[
-        str,
-        _option(
-            "--arch",
-            panel=INPUTS,
-            metavar="SPEC",
-            text="What the network looks like: auto (by names and shapes), a family, spec.yaml, or "
-            "the network itself: file.py:factory (runs that code), graph.pt2, hf:DIR.",
-            default="auto",
-        ),
-    ],
-    "samples": Annotated[
-        str | None,
-        _option(
-            "--samples",
-            panel=INPUTS,
-            metavar="FILE",
-            text="Inputs x, and labels y where something is measured: .npz, .npy, .safetensors, "
-            ".pt, or file.py:loader (runs that code). --arch must name a network to run.",
-        ),
-    ],
-    "synthetic": Annotated[
-        bool,
-        _flag(
-            "--synthetic",
-            panel=INPUTS,
-            text="Make inputs up: images of overlapping shapes, rows of first layers, token ids.",
-        ),
-    ],
-    "synthetic_kind": Annotated[
-        str,
-        _option(
-            "--synthetic-kind",
-            panel=INPUTS,
-            metavar="auto|leaves|noise|rows|tokens",
-            text="What is made up; several are joined by +.",
-            default="auto",
-        ),
-    ],
-    "input_shape": Annotated[
-        str | None,
-        _option(
-            "--input-shape",
-            panel=INPUTS,
-            metavar="N,N...",
-            text="Shape of one synthetic input: the image (1,28,28) that a vector was, say.",
-        ),
-    ],
-    "num_samples": Annotated[
-        int | None,
-        _option(
-            "--num-samples",
-            panel=INPUTS,
-            metavar="N",
-            text="How many inputs are drawn, by seed.",
-            default="400, 2000 synthetic ones, all to measure on",
-        ),
-    ],
-    "post_activations": Annotated[
-        bool | None,
-        _flag(
-            "--post-activations",
-            panel=INPUTS,
-            text="With --align acts: look at units after their activation function.",
-        ),
-    ],
-    "force": Annotated[
-        bool, _flag("--force", panel=INPUTS, text="Refit with fewer than 25 inputs too.")
-    ],
-    "max_memory": Annotated[
-        float | None,
-        _option(
-            "--max-memory",
-            panel=RUN,
-            metavar="GIB",
-            text="Memory for what networks hold between two layers; above it they run again for "
-            "every layer. Given, it also refuses a merge whose matching needs more.",
-            default=4,
-        ),
-    ],
-    "spec": Annotated[
-        str | None,
-        _option(
-            "--spec",
-            panel=INPUTS,
-            metavar="SPEC",
-            text="Check this family or spec.yaml on the network instead of the traced graph.",
-        ),
-    ],
-    "free_outputs": Annotated[
-        bool,
-        _flag(
-            "--free-outputs",
-            panel=INPUTS,
-            text="Let the units of a traced network's outputs move: headless backbones.",
-        ),
-    ],
-    "key": Annotated[
-        str | None,
-        _option(
-            "--key",
-            panel=INPUTS,
-            metavar="NAME",
-            text="The entry of the checkpoint to take, where it holds several models.",
-        ),
-    ],
-    "strict": Annotated[
-        bool,
-        _flag(
-            "--strict/--no-strict",
-            panel=INPUTS,
-            text="Refuse checkpoints that hold different tensors, or keep what the anchor alone "
-            "has and drop what it lacks.",
-            default="strict",
-        ),
-    ],
-    "vocab": Annotated[
-        str,
-        _choice(
-            "vocab",
-            panel=INPUTS,
-            text="Different vocabularies or classes: an error, average the rows that all have, or "
-            "keep the anchor's.",
-        ),
-    ],
-    "output": Annotated[
-        Path | None,
-        _option(
-            "--output",
-            "-o",
-            panel=OUTPUT,
-            metavar="OUT",
-            text="Where the fused checkpoint goes; the suffix decides the format, without one it "
-            "is a folder.",
-        ),
-    ],
-    "report": Annotated[
-        Path | None,
-        _option(
-            "--report",
-            panel=OUTPUT,
-            metavar="PATH",
-            text="Where the report goes.",
-            default="OUT with suffix .report.json",
-        ),
-    ],
-    "plot": Annotated[
-        Path | None,
-        _option(
-            "--plot",
-            panel=OUTPUT,
-            metavar="FILE.png|svg|html",
-            text="Draw what was measured; html needs no matplotlib.",
-        ),
-    ],
-    "write_spec": Annotated[
-        Path | None,
-        _option(
-            "--write-spec",
-            panel=OUTPUT,
-            metavar="FILE",
-            text="Write the layer graph as a spec, for --arch.",
-        ),
-    ],
-    "overwrite": Annotated[
-        bool, _flag("--overwrite", panel=OUTPUT, text="Replace an output that exists.")
-    ],
-    "keep_extras": Annotated[
-        bool,
-        _flag(
-            "--keep-extras",
-            panel=OUTPUT,
-            text="Carry over what lies beside the weights in the anchor's file (.pt only).",
-        ),
-    ],
-    "shard_size": Annotated[
-        str | None,
-        _option(
-            "--shard-size",
-            panel=OUTPUT,
-            metavar="SIZE",
-            text="Most bytes in a file of an output folder: 500MB, 2GiB.",
-            default=DEFAULT_SHARD,
-        ),
-    ],
-    "dtype": Annotated[
-        str, _choice("dtype", panel=OUTPUT, text="Stored dtype of floating tensors.")
-    ],
-    "json": Annotated[
-        bool, _flag("--json", panel=OUTPUT, text="One JSON envelope on standard output.")
-    ],
-    "batch": Annotated[
-        int,
-        _option(
-            "--batch",
-            panel=RUN,
-            metavar="N",
-            text="Samples that the network takes at a time.",
-            default=250,
-        ),
-    ],
-    "device": Annotated[
-        str,
-        _option(
-            "--device",
-            panel=RUN,
-            metavar="auto|cpu|cuda",
-            text="Where numerics run; cuda:1 names a device.",
-            default="auto",
-        ),
-    ],
-    "seed": Annotated[
-        int, _option("--seed", panel=RUN, metavar="N", text="Decides everything random.", default=0)
-    ],
-    "quiet": Annotated[bool, _flag("--quiet", "-q", panel=RUN, text="Print nothing but errors.")],
-    "verbose": Annotated[
-        bool, _flag("--verbose", "-v", panel=RUN, text="Print everything that the report holds.")
-    ],
-    "debug": Annotated[bool, _flag("--debug", panel=RUN, text="Show the traceback of an error.")],
-}
+    Raises:
+        UsageError: A part is missing, isn't a number, or a name comes twice.
+    """
+    shares: dict[str, float] = {}
+    for text in texts:
+        name, _, number = text.rpartition("=")
+        try:
+            share = float(number)
+        except ValueError:
+            share = nan
+        if not name or not isfinite(share):
+            raise UsageError(
+                "a layer and its share belong together",
+                where=f"--layer {text}",
+                fix="for example --layer fc1=0.9",
+            )
+        if shares.setdefault(name, share) != share:
+            raise UsageError(
+                "two amounts for the same layer", where=f"--layer {text}", fix="give one of them"
+            )
+    return shares

@@ -17,7 +17,8 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from . import __version__, tables
+from . import __version__, comparisons, outcomes, tables
+from .commands.requests import STANDARD
 from .errors import ExitCode, OtfuseError
 from .report import ENVELOPE, Report
 from .runtime import Progress, silent
@@ -44,7 +45,7 @@ class View:
         debug: Tracebacks.
         graph: Spaces and pinned axes in full.
         costs: Costs per layer too.
-        report: Where the report went, if not beside the output.
+        report: Where the report went, if not beside the output; `-`: it is what is shown.
     """
 
     json: bool = False
@@ -89,6 +90,8 @@ def show(outcome: Outcome, view: View) -> None:
         _write(sys.stderr, "".join(traceback.format_exception(outcome.error)))
     if view.json:
         _write(sys.stdout, json.dumps(outcome.envelope(), indent=2, allow_nan=False) + "\n")
+    elif outcome.report is not None and view.report == STANDARD:
+        _write(sys.stdout, outcome.report.to_json())
     elif outcome.report is not None and not view.quiet:
         _print_report(outcome.report, view)
         _write(
@@ -196,16 +199,21 @@ def _print_report(report: Report, view: View) -> None:
         sheet.table("Inputs", tables.inputs(report, look))
     if report.tensors and _lists_tensors(report, view):
         sheet.table("Tensors", tables.tensors(report))
-    if any(space.ot_cost is not None for space in report.spaces):
-        sheet.table(tables.cost_title("Spaces", look), tables.spaces(report, look))
-    has_layers = any(layer.ot_cost is not None for layer in report.layers)
-    if has_layers and (view.costs or view.verbose):
-        sheet.table(tables.cost_title("Layers", look), tables.layers(report, look))
+    if report.differences:
+        sheet.table("Differences", comparisons.differences(report, look))
+    _print_costs(sheet, report, view, look)
     if report.graph is not None and (view.graph or view.verbose):
         for title, table in tables.graph(report):
             sheet.table(title, table)
-    if len(report.candidates) > 1 or (report.candidates and view.verbose):
-        sheet.table("Candidates", tables.candidates(report))
+    compared = len(report.candidates) > len({c.source for c in report.candidates})
+    if compared or (report.candidates and view.verbose):
+        sheet.table("Candidates", outcomes.candidates(report))
+    if report.pruning is not None:
+        _print_pruning(sheet, report, view)
+    if report.steps:
+        sheet.table("Steps, by agreement with the parents' ensemble", outcomes.steps(report))
+    if report.refits and view.verbose:
+        sheet.table("Refitted layers", outcomes.refits(report))
     if report.evaluation:
         _print_evaluation(sheet, report.evaluation, look)
     if view.verbose:
@@ -213,6 +221,17 @@ def _print_report(report: Report, view: View) -> None:
         seconds = [(stage, f"{value:.2f} s") for stage, value in report.timings.items()]
         sheet.pairs([*seconds, ("peak memory", f"{report.peak_rss_bytes / 2**20:.0f} MiB")])
     sheet.print()
+
+
+def _print_costs(sheet: _Sheet, report: Report, view: View, look: Look) -> None:
+    """Of spaces, of layers where that was asked for, of all pairs."""
+    if any(space.ot_cost is not None for space in report.spaces):
+        sheet.table(tables.cost_title("Spaces", look), tables.spaces(report, look))
+    has_layers = any(layer.ot_cost is not None for layer in report.layers)
+    if has_layers and (view.costs or view.verbose):
+        sheet.table(tables.cost_title("Layers", look), tables.layers(report, look))
+    if report.pairs:
+        sheet.table("All pairs: OT cost of row to column", comparisons.pairs(report))
 
 
 def _lists_tensors(report: Report, view: View) -> bool:
@@ -239,6 +258,8 @@ def _print_head(sheet: _Sheet, report: Report, view: View) -> None:
             text += f", {tables.count(pinned, 'axis', 'axes')} kept in place"
             text += "" if view.graph or view.verbose else " (-v names them)"
         rows.append(("graph", text))
+    if report.estimate is not None:
+        rows += comparisons.estimate(report.estimate)
     if report.recipe and (report.output or report.spaces or report.evaluation or view.verbose):
         hidden = {"weights", "anchor"} if report.inputs else set()
         shown = {k: v for k, v in report.recipe.items() if k not in hidden and v is not None}
@@ -248,6 +269,19 @@ def _print_head(sheet: _Sheet, report: Report, view: View) -> None:
         error = report.checks.max_error
         rows.append(("function", verdict + ("" if error is None else f" (error {error:.2g})")))
     sheet.pairs(rows)
+
+
+def _print_pruning(sheet: _Sheet, report: Report, view: View) -> None:
+    """What was pruned; layer by layer where that is news, and what else has to change."""
+    assert report.pruning is not None
+    sheet.table("Pruned", outcomes.pruned_spaces(report))
+    if report.command == "prune" or view.verbose:
+        sheet.table("Sparsity", outcomes.pruned_layers(report))
+    if report.pruning.advice:
+        sheet.line()
+        sheet.line("To do", style="bold")
+        for text in report.pruning.advice:
+            sheet.line(tables.clean(text))
 
 
 def _print_evaluation(sheet: _Sheet, evaluation: Mapping[str, Any], look: Look) -> None:
@@ -260,10 +294,10 @@ def _print_evaluation(sheet: _Sheet, evaluation: Mapping[str, Any], look: Look) 
         alike.setdefault(tuple(values), {})[key] = values
     for columns in alike.values():
         if len(columns) > 1:
-            sheet.console.print(tables.side_by_side(columns))
+            sheet.console.print(outcomes.side_by_side(columns))
             continue
         for key, values in columns.items():
-            sheet.console.print(tables.scores(key, values, look))
+            sheet.console.print(outcomes.scores(key, values, look))
 
 
 def _print_error(error: OtfuseError) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ class SpaceRecord:
     """What transport did to one space of one source (`source` counts the checkpoints from 0).
 
     `sizes` is [source, anchor]; `ot_cost` is `<plan, producer cost>`; `identity_cost` and
-    `moved_fraction` are null for unequal sizes.
+    `moved_fraction` are null for unequal sizes; `random_cost`, the mean over random maps, is
+    null where it was not asked for.
     """
 
     id: str
@@ -45,6 +46,7 @@ class SpaceRecord:
     moved_fraction: float | None
     solver: str
     marginal_error: float
+    random_cost: float | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ class LayerRecord:
     ot_cost: float | None
     identity_cost: float | None
     diagonal_mass: float | None = None
+    random_cost: float | None = None
+    moved_fraction: float | None = None
 
 
 @dataclass(frozen=True)
@@ -134,11 +138,96 @@ class RefitRecord:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """One difference of a checkpoint (`source`) from the anchor.
+
+    `kind`: a tensor `missing` or `extra` there, another number of `axes`, a `size` that no width
+    of the network explains; `width` (units of a space, in place of shapes) and `dtype` are allowed.
+    """
+
+    source: int
+    kind: str
+    name: str
+    shape: tuple[int, ...] | None
+    anchor_shape: tuple[int, ...] | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Costs of aligning one checkpoint to another, summed over spaces; the spaces in full.
+
+    `identity_cost` and `moved_fraction` (of all units) are null for unequal sizes.
+    """
+
+    source: int
+    anchor: int
+    ot_cost: float
+    identity_cost: float | None
+    random_cost: float | None
+    moved_fraction: float | None
+    spaces: tuple[SpaceRecord, ...]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a merge of the inputs would take; counted from shapes, nothing is timed.
+
+    `memory_bytes` comes on top of the program itself: `tensor_bytes` (the largest pair of layers,
+    with their copies), `cost_bytes` (costs and plans in flight), `kept_bytes` (tensors kept
+    between steps). `flop` is what the default matcher plans within `effort`; `steps` has every
+    search by name, those in `skipped` don't fit.
+    """
+
+    memory_bytes: int
+    tensor_bytes: int
+    cost_bytes: int
+    kept_bytes: int
+    flop: float
+    effort: float
+    steps: Mapping[str, float]
+    skipped: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Checks:
     """Did the aligned sources keep their function? Null where the network could not be run."""
 
     function_preserved: bool | None = None
     max_error: float | None = None
+
+
+@dataclass(frozen=True)
+class PrunedSpace:
+    """Units of a space before and after; `survivors`: those of them found again (prune-fuse)."""
+
+    id: str
+    units: int
+    kept: int
+    survivors: int | None = None
+
+
+@dataclass(frozen=True)
+class PrunedLayer:
+    """Parameters of a module before and after; `sparsity` is the share that went."""
+
+    name: str
+    parameters: int
+    kept: int
+    sparsity: float
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """What was pruned, by `prune` or before `prune-fuse`; `advice`: what else has to change."""
+
+    criterion: str | None
+    parameters: int
+    kept: int
+    sparsity: float
+    spaces: tuple[PrunedSpace, ...]
+    layers: tuple[PrunedLayer, ...]
+    advice: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -155,9 +244,13 @@ class Report:
     spaces: tuple[SpaceRecord, ...] = ()
     layers: tuple[LayerRecord, ...] = ()
     candidates: tuple[Candidate, ...] = ()
+    differences: tuple[Difference, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+    estimate: Estimate | None = None
     checks: Checks = field(default_factory=Checks)
     steps: tuple[StepRecord, ...] = ()
     refits: tuple[RefitRecord, ...] = ()
+    pruning: Pruning | None = None
     evaluation: Mapping[str, Any] | None = None
     warnings: tuple[str, ...] = ()
     timings: Mapping[str, float] = field(default_factory=dict)
@@ -170,48 +263,6 @@ class Report:
     def to_json(self) -> str:
         """The report as indented JSON text with a final newline; never NaN."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
-
-
-def report_from_dict(data: Mapping[str, Any]) -> Report:
-    """Read back a report, or the report inside a `--json` envelope.
-
-    Raises:
-        ValueError: `data` is neither.
-    """
-    if data.get("schema") == ENVELOPE:
-        data = data.get("report") or {}
-    if data.get("schema") != SCHEMA:
-        raise ValueError(f"not an {SCHEMA} document")
-    try:
-        values = {f.name: data[f.name] for f in fields(Report)}
-        values["inputs"] = tuple(FileRecord(**r) for r in values["inputs"])
-        values["output"] = tuple(FileRecord(**r) for r in values["output"])
-        values["tensors"] = tuple(_tensor(r) for r in values["tensors"])
-        values["spaces"] = tuple(
-            SpaceRecord(**{**r, "sizes": tuple(r["sizes"]), "tensors": tuple(r["tensors"])})
-            for r in values["spaces"]
-        )
-        values["layers"] = tuple(LayerRecord(**r) for r in values["layers"])
-        values["candidates"] = tuple(Candidate(**r) for r in values["candidates"])
-        values["steps"] = tuple(StepRecord(**r) for r in values["steps"])
-        values["refits"] = tuple(RefitRecord(**r) for r in values["refits"])
-        values["checks"] = Checks(**values["checks"])
-        if values["graph"] is not None:
-            graph = values["graph"]
-            values["graph"] = GraphRecord(
-                graph["source"], graph["spaces"], tuple(Pinned(**p) for p in graph["pinned"])
-            )
-        values["warnings"] = tuple(values["warnings"])
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"broken report: {error}") from error
-    return Report(**values)
-
-
-def _tensor(data: Mapping[str, Any]) -> TensorRecord:
-    axes = data["axes"]
-    if axes is not None:
-        axes = tuple(AxisRecord(a["expr"], tuple(a["spaces"]), tuple(a["roles"])) for a in axes)
-    return TensorRecord(data["name"], tuple(data["shape"]), data["dtype"], axes)
 
 
 def _plain(value: Any) -> Any:

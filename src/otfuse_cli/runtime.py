@@ -11,8 +11,9 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from .errors import UsageError
@@ -87,7 +88,16 @@ def cores() -> int:
 
 
 def peak_rss_bytes() -> int:
-    """Largest resident set of this process so far, in bytes."""
+    """Largest resident set of this process so far, in bytes.
+
+    Linux keeps `ru_maxrss` over exec: a child of a large process would report its parent's peak.
+    `VmHWM` (proc_pid_status(5)) is of the program that runs now.
+    """
+    with suppress(OSError):
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        for line in status.splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

@@ -8,14 +8,38 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from math import isfinite
 from pathlib import Path
 from typing import Any, TextIO
 
 from .errors import GateFailed, UnreadableInput, UsageError
-from .report import ENVELOPE, Report, report_from_dict
+from .report import (
+    ENVELOPE,
+    SCHEMA,
+    AxisRecord,
+    Candidate,
+    Checks,
+    Difference,
+    Estimate,
+    FileRecord,
+    GraphRecord,
+    LayerRecord,
+    Pair,
+    Pinned,
+    PrunedLayer,
+    PrunedSpace,
+    Pruning,
+    RefitRecord,
+    Report,
+    SpaceRecord,
+    StepRecord,
+    TensorRecord,
+)
 
+# Fields that reports of the first release don't have.
+_LATER = frozenset({"differences", "pairs", "estimate", "steps", "refits", "pruning"})
 EXAMPLES = (
     "otfuse inspect a.pt b.pt --ot-costs",
     "otfuse merge a.pt b.pt -o fused.pt --json | otfuse inspect --ot-costs",
@@ -110,31 +134,99 @@ def parse(text: str, *, where: str) -> Report:
         ) from error
 
 
-def gate(report: Report, max_cost: float | None) -> Report:
-    """`report` itself, if no space costs more than `max_cost`.
+def gate(report: Report, max_cost: float | None, max_moved: float | None = None) -> Report:
+    """`report` itself, if no space costs more than `max_cost` or moves more than `max_moved`.
+
+    What was not measured passes no gate.
 
     Raises:
         GateFailed: One does; carries the report.
     """
-    if max_cost is None:
-        return report
-    above = [s for s in report.spaces if s.ot_cost is not None and s.ot_cost > max_cost]
+    for option, noun, limit, values in (
+        ("--max-cost", "cost", max_cost, [s.ot_cost for s in report.spaces]),
+        ("--max-moved", "move", max_moved, [s.moved_fraction for s in report.spaces]),
+    ):
+        if limit is not None:
+            _hold(report, option, noun, limit, values)
+    return report
+
+
+def report_from_dict(data: Mapping[str, Any]) -> Report:
+    """Read back a report, or the report inside a `--json` envelope.
+
+    Raises:
+        ValueError: `data` is neither.
+    """
+    if data.get("schema") == ENVELOPE:
+        data = data.get("report") or {}
+    if data.get("schema") != SCHEMA:
+        raise ValueError(f"not an {SCHEMA} document")
+    try:
+        values = {f.name: data[f.name] for f in fields(Report) if f.name not in _LATER}
+        values |= {name: data[name] for name in _LATER & data.keys()}
+        values["inputs"] = tuple(FileRecord(**r) for r in values["inputs"])
+        values["output"] = tuple(FileRecord(**r) for r in values["output"])
+        values["tensors"] = tuple(_tensor(r) for r in values["tensors"])
+        values["spaces"] = tuple(map(_space, values["spaces"]))
+        values["layers"] = tuple(LayerRecord(**r) for r in values["layers"])
+        values["candidates"] = tuple(Candidate(**r) for r in values["candidates"])
+        values["steps"] = tuple(StepRecord(**r) for r in values.get("steps", ()))
+        values["refits"] = tuple(RefitRecord(**r) for r in values.get("refits", ()))
+        values["differences"] = tuple(map(_difference, values.get("differences", ())))
+        values["pairs"] = tuple(
+            Pair(**{**r, "spaces": tuple(map(_space, r["spaces"]))})
+            for r in values.get("pairs", ())
+        )
+        if values.get("estimate") is not None:
+            estimate = values["estimate"]
+            values["estimate"] = Estimate(**{**estimate, "skipped": tuple(estimate["skipped"])})
+        values["checks"] = Checks(**values["checks"])
+        if values["graph"] is not None:
+            graph = values["graph"]
+            values["graph"] = GraphRecord(
+                graph["source"], graph["spaces"], tuple(Pinned(**p) for p in graph["pinned"])
+            )
+        if values.get("pruning") is not None:
+            values["pruning"] = _pruning(values["pruning"])
+        values["warnings"] = tuple(values["warnings"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"broken report: {error}") from error
+    return Report(**values)
+
+
+def _hold(
+    report: Report, option: str, noun: str, limit: float, values: Sequence[float | None]
+) -> None:
+    """Every space's value against one limit."""
+    known = [
+        (value, s) for value, s in zip(values, report.spaces, strict=True) if value is not None
+    ]
+    above = [(value, space) for value, space in known if value > limit]
     if above:
-        worst = max(above, key=lambda s: s.ot_cost or 0.0)
+        value, worst = max(above, key=lambda pair: pair[0])
         raise GateFailed(
-            f"{len(above)} of {len(report.spaces)} spaces cost more than {max_cost:g}",
-            where=f"{worst.id} (source {worst.source}): {worst.ot_cost:.6g}",
-            why="--max-cost",
+            f"{len(above)} of {len(report.spaces)} spaces {noun} more than {limit:g}",
+            where=f"{worst.id} (source {worst.source}): {value:.6g}",
+            why=option,
             report=report,
         )
-    if not any(s.ot_cost is not None for s in report.spaces):
+    if option == "--max-moved" and 0 < len(known) < len(values):
+        at = next(s.id for s in report.spaces if s.moved_fraction is None)
         raise GateFailed(
-            "no OT costs to hold against --max-cost",
+            "units of different number don't stay in place",
+            where=f"{at} and {len(values) - len(known) - 1} more spaces",
+            why=option,
+            fix="hold models of different widths against --max-cost",
+            report=report,
+        )
+    if not known:
+        what = "no OT costs" if noun == "cost" else "no moved fractions"
+        raise GateFailed(
+            f"{what} to hold against {option}",
             why="the report has none, as after --align none",
             fix="compare two checkpoints, or give the report of an aligned fusion",
             report=report,
         )
-    return report
 
 
 def _is_piped(stream: TextIO) -> bool:
@@ -158,7 +250,11 @@ _SCALARS: dict[str, tuple[type, ...]] = {
 def _check_types(report: Report) -> None:
     """A report from outside may hold anything where we compute and print."""
     records: list[Any] = [report, report.checks, *report.inputs, *report.output]
-    records += [*report.spaces, *report.layers, *report.candidates]
+    records += [*report.spaces, *report.layers, *report.candidates, *report.differences]
+    for pair in report.pairs:
+        records += [pair, *pair.spaces]
+    if report.estimate is not None:
+        records.append(report.estimate)
     if report.graph is not None:
         records += [report.graph, *report.graph.pinned]
     for record in records:
@@ -170,13 +266,46 @@ def _check_types(report: Report) -> None:
 
 def _is(value: Any, kind: str) -> bool:
     """Whether `value` is what the annotation `kind` says; records were built before."""
+    if isinstance(value, float) and not isfinite(value):
+        return False
     if kind in _SCALARS:
         return isinstance(value, _SCALARS[kind]) and (kind == "bool" or not isinstance(value, bool))
     if kind.startswith("Mapping["):
         inner = kind.removeprefix("Mapping[str, ").removesuffix("]")
         return isinstance(value, Mapping) and all(_is(item, inner) for item in value.values())
+    if kind == "tuple[int, ...]":
+        return isinstance(value, tuple) and all(_is(item, "int") for item in value)
     if kind == "tuple[str, ...]":
         return all(isinstance(item, str) for item in value)
     if kind == "tuple[int, int]":
         return len(value) == 2 and all(_is(item, "int") for item in value)
     return True
+
+
+def _space(data: Mapping[str, Any]) -> SpaceRecord:
+    return SpaceRecord(**{**data, "sizes": tuple(data["sizes"]), "tensors": tuple(data["tensors"])})
+
+
+def _difference(data: Mapping[str, Any]) -> Difference:
+    shapes = {
+        key: None if data[key] is None else tuple(data[key]) for key in ("shape", "anchor_shape")
+    }
+    return Difference(**{**data, **shapes})
+
+
+def _tensor(data: Mapping[str, Any]) -> TensorRecord:
+    axes = data["axes"]
+    if axes is not None:
+        axes = tuple(AxisRecord(a["expr"], tuple(a["spaces"]), tuple(a["roles"])) for a in axes)
+    return TensorRecord(data["name"], tuple(data["shape"]), data["dtype"], axes)
+
+
+def _pruning(data: Mapping[str, Any]) -> Pruning:
+    return Pruning(
+        **{
+            **data,
+            "spaces": tuple(PrunedSpace(**s) for s in data["spaces"]),
+            "layers": tuple(PrunedLayer(**r) for r in data["layers"]),
+            "advice": tuple(data["advice"]),
+        }
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ def inputs(report: Report, look: Look) -> Table:
     weights = report.recipe.get("weights")
     anchor = report.recipe.get("anchor")
     known = isinstance(weights, list | tuple) and len(weights) == len(report.inputs)
-    table = _table("#")
+    table = new_table("#")
     table.add_column("checkpoint", overflow="fold")
     if known:
         table.add_column("weight", justify="right", no_wrap=True)
@@ -56,8 +56,8 @@ def inputs(report: Report, look: Look) -> Table:
 def spaces(report: Report, look: Look) -> Table:
     """OT cost of every space beside the cost of leaving its units in place."""
     several = len({space.source for space in report.spaces}) > 1
-    table = _table("space", *(["source"] if several else []), "units")
-    _cost_columns(table)
+    table = new_table("space", *(["source"] if several else []), "units")
+    random = _cost_columns(table, report.spaces)
     table.add_column("moved", justify="right", no_wrap=True)
     if look.bars:
         table.add_column("", no_wrap=True)
@@ -70,31 +70,34 @@ def spaces(report: Report, look: Look) -> Table:
         source, anchor = space.sizes
         units = str(source) if source == anchor else f"{source} -> {anchor}"
         cells = [clean(space.id), *([str(space.source)] if several else []), units]
-        cells += _cost_cells(space)
-        cells.append("" if space.moved_fraction is None else f"{100 * space.moved_fraction:.0f} %")
+        cells += [*_cost_cells(space, random), percent(space.moved_fraction)]
         if look.bars:
-            cells.append(_bar(look, space.ot_cost, space.identity_cost, top))
+            cells.append(bar(look, space.ot_cost, space.identity_cost, top))
         if look.verbose:
             cells += [space.solver, f"{space.marginal_error:.1e}", clean(", ".join(space.tensors))]
         table.add_row(*cells)
-    _total_row(table, report.spaces, skip=2 + several)
+    _total_row(table, report.spaces, skip=2 + several, random=random)
     return table
 
 
 def layers(report: Report, look: Look) -> Table:
     """OT cost of every layer's own rows; for an output layer, how diagonal its plan would be."""
     several = len({layer.source for layer in report.layers}) > 1
-    table = _table("layer", *(["source"] if several else []))
-    _cost_columns(table)
-    table.add_column("on diagonal", justify="right", no_wrap=True)
+    table = new_table("layer", *(["source"] if several else []))
+    random = _cost_columns(table, report.layers)
+    moved = any(layer.moved_fraction is not None for layer in report.layers)
+    for name in ("moved", "on diagonal") if moved else ("on diagonal",):
+        table.add_column(name, justify="right", no_wrap=True)
     if look.bars:
         table.add_column("", no_wrap=True)
     top = _top(report.layers)
     for layer in report.layers:
-        cells = [clean(layer.name), *([str(layer.source)] if several else []), *_cost_cells(layer)]
-        cells.append("" if layer.diagonal_mass is None else f"{100 * layer.diagonal_mass:.0f} %")
+        cells = [clean(layer.name), *([str(layer.source)] if several else [])]
+        cells += _cost_cells(layer, random)
+        cells += [percent(layer.moved_fraction)] if moved else []
+        cells.append(percent(layer.diagonal_mass))
         if look.bars:
-            cells.append(_bar(look, layer.ot_cost, layer.identity_cost, top))
+            cells.append(bar(look, layer.ot_cost, layer.identity_cost, top))
         table.add_row(*cells)
     return table
 
@@ -102,7 +105,7 @@ def layers(report: Report, look: Look) -> Table:
 def tensors(report: Report) -> Table:
     """Every tensor of the anchor: shape, dtype, and what its axes are."""
     known = any(t.axes is not None for t in report.tensors)
-    table = _table("tensor", "shape", "dtype")
+    table = new_table("tensor", "shape", "dtype")
     if known:
         table.add_column("axes", overflow="fold")
     for tensor in report.tensors:
@@ -118,7 +121,7 @@ def graph(report: Report) -> Iterator[tuple[str, Table]]:
     assert report.graph is not None
     places = _places(report)
     if report.graph.spaces:
-        table = _table("space", "units")
+        table = new_table("space", "units")
         if places:
             table.add_column("", no_wrap=True)
             table.add_column("tensor:axis", overflow="fold")
@@ -129,7 +132,7 @@ def graph(report: Report) -> Iterator[tuple[str, Table]]:
                 head = ["", ""]
         yield "Spaces of the graph", table
     if report.graph.pinned:
-        table = _table("axis")
+        table = new_table("axis")
         table.add_column("reason", overflow="fold")
         for pin in report.graph.pinned:
             table.add_row(clean(pin.axis), clean(pin.reason))
@@ -169,49 +172,6 @@ def _grouped(names: Sequence[str]) -> list[str]:
     ]
 
 
-def candidates(report: Report) -> Table:
-    """The alignments that were tried."""
-    table = _table("candidate", "source", "objective", "agreement", "FLOP")
-    table.add_column("", no_wrap=True)
-    for candidate in report.candidates:
-        table.add_row(
-            clean(candidate.name),
-            str(candidate.source),
-            number(candidate.objective),
-            number(candidate.agreement),
-            f"{candidate.flop:.2g}",
-            "chosen" if candidate.chosen else "",
-        )
-    return table
-
-
-def scores(title: str, values: Mapping[str, Any], look: Look) -> Table:
-    """What was measured: names, numbers and bars."""
-    table = _table("", clean(title))
-    if look.bars:
-        table.add_column("", no_wrap=True)
-    numbers = {k: v for k, v in values.items() if isinstance(v, int | float)}
-    top = max(numbers.values(), default=0)
-    for name, value in values.items():
-        cells = [clean(str(name)), _measured(value) if name in numbers else plain(value)]
-        if look.bars:
-            cells.append(_bar(look, numbers.get(name), None, top))
-        table.add_row(*cells)
-    return table
-
-
-def side_by_side(columns: Mapping[str, Mapping[str, Any]]) -> Table:
-    """What was measured of the same things: a column for each measure."""
-    table = _table("", *map(clean, columns))
-    for name in next(iter(columns.values())):
-        cells = [values[name] for values in columns.values()]
-        table.add_row(
-            clean(str(name)),
-            *(_measured(c) if isinstance(c, int | float | None) else plain(c) for c in cells),
-        )
-    return table
-
-
 def cost_title(name: str, look: Look) -> str:
     """A title that explains the bars."""
     if not look.bars:
@@ -237,9 +197,9 @@ def number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def _measured(value: float | None) -> str:
-    """Percents in hundredths, small numbers in four digits."""
-    return f"{value:.2f}" if value is not None and abs(value) >= 10 else number(value)
+def percent(value: float | None) -> str:
+    """A share in whole percent; nothing for null."""
+    return "" if value is None else f"{100 * value:.0f} %"
 
 
 def plain(value: Any) -> str:
@@ -258,7 +218,7 @@ def clean(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _table(name: str, *numbers: str) -> Table:
+def new_table(name: str, *numbers: str) -> Table:
     """A table without lines: a name that folds rather than being cut, then columns of numbers."""
     from rich.table import Table
 
@@ -269,23 +229,31 @@ def _table(name: str, *numbers: str) -> Table:
     return table
 
 
-def _cost_columns(table: Table) -> None:
-    table.add_column("OT cost", justify="right", no_wrap=True)
-    table.add_column("identity", justify="right", no_wrap=True)
+def _cost_columns(table: Table, records: Sequence[SpaceRecord | LayerRecord]) -> bool:
+    """Add the columns of costs; whether random maps have one is returned."""
+    random = any(record.random_cost is not None for record in records)
+    for name in ("OT cost", "identity", "random")[: 2 + random]:
+        table.add_column(name, justify="right", no_wrap=True)
+    return random
 
 
-def _cost_cells(record: SpaceRecord | LayerRecord) -> list[str]:
-    return [number(record.ot_cost), number(record.identity_cost)]
+def _cost_cells(record: SpaceRecord | LayerRecord, random: bool) -> list[str]:
+    return [number(cost) for cost in _costs(record)[: 2 + random]]
 
 
-def _total_row(table: Table, records: Sequence[SpaceRecord], *, skip: int) -> None:
-    """Sums of the cost columns, where every record has a cost."""
-    ot = [record.ot_cost for record in records]
-    identity = [record.identity_cost for record in records]
-    if len(records) > 1 and None not in ot:
-        total = number(sum(c for c in ot if c is not None))
-        still = "" if None in identity else number(sum(c for c in identity if c is not None))
-        table.add_row("total", *[""] * (skip - 1), total, still, style="bold")
+def _costs(record: SpaceRecord | LayerRecord) -> tuple[float | None, float | None, float | None]:
+    return record.ot_cost, record.identity_cost, record.random_cost
+
+
+def _total_row(table: Table, records: Sequence[SpaceRecord], *, skip: int, random: bool) -> None:
+    """Sums of the cost columns, of each where every record has a cost."""
+    if len(records) > 1 and all(record.ot_cost is not None for record in records):
+        columns = list(zip(*map(_costs, records), strict=True))[: 2 + random]
+        totals = [
+            "" if None in column else number(sum(c for c in column if c is not None))
+            for column in columns
+        ]
+        table.add_row("total", *[""] * (skip - 1), *totals, style="bold")
 
 
 def _top(records: Sequence[SpaceRecord | LayerRecord]) -> float:
@@ -293,7 +261,7 @@ def _top(records: Sequence[SpaceRecord | LayerRecord]) -> float:
     return max(costs, default=0.0)
 
 
-def _bar(look: Look, value: float | None, beyond: float | None, top: float) -> str:
+def bar(look: Look, value: float | None, beyond: float | None, top: float) -> str:
     """`value` out of `top` in full blocks, then light ones as far as `beyond`."""
     if value is None or top <= 0:
         return ""

@@ -23,12 +23,15 @@ class Alignment:
         overrides: Maps that hold on one axis of one tensor only (`--residual average`).
         scales: Positive factors by space, one per anchor unit: what makes the unit is multiplied,
             what reads it divided (`balance`).
+        shares: By space of different widths: what the source's weight in the average is
+            multiplied by on its axes (`shares`).
     """
 
     maps: Maps
     families: Families = field(default_factory=dict)
     overrides: Mapping[tuple[str, int], Maps] = field(default_factory=dict)
     scales: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    shares: Mapping[str, float] = field(default_factory=dict)
 
     def on(self, tensor: str, dim: int) -> Maps:
         """The maps that hold on one axis."""

@@ -147,7 +147,14 @@ class LargeSpace:
             metric = Metric(self.recipe.metric)
             dead_cost = 1.0 if self.recipe.unit_norm else None
             ot_cost = plan.cost(cost_matrix(source, anchor, metric=metric, dead_cost=dead_cost))
-        return LayerRecord(producer.layer, self.source.index, ot_cost, identity), stay
+        record = LayerRecord(
+            producer.layer,
+            self.source.index,
+            ot_cost,
+            identity,
+            moved_fraction=plan.moved_fraction,
+        )
+        return record, stay
 
     def _rooted(self, squares_M: torch.Tensor, dead_M: torch.Tensor) -> torch.Tensor:
         cost_M = squares_M.sqrt() if self.recipe.metric == "euclidean" else squares_M

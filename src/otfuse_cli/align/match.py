@@ -16,27 +16,37 @@ from .models import Model
 from .portfolio import Judge, Portfolio, in_order
 from .recipe import Recipe
 from .residual_average import sweep_average
+from .shares import weigh
 from .sweep import Match, stream_spaces, sweep
 
 
 def match(
-    source: Model, anchor: Model, recipe: Recipe, runtime: Runtime, judge: Judge | None = None
+    source: Model,
+    anchor: Model,
+    recipe: Recipe,
+    runtime: Runtime,
+    judge: Judge | None = None,
+    *,
+    random: bool = False,
 ) -> Match:
     """Align `source` to `anchor`; with `align none` every unit stays in its place.
 
-    A `judge` scores the candidates of `--matcher auto`; without one the objective decides.
+    A `judge` scores the candidates of `--matcher auto`; without one the objective decides. With
+    `random`, the records say what random maps would cost, too: one more cost matrix each.
 
     Raises:
         SolveFailed: A transport problem was not solved.
         UsageError: A matcher that looks for one map per space, with options that have no such map.
-        IncompatibleModels: A complex tensor that would have to be moved.
+        IncompatibleModels: A complex tensor that would have to be moved, or no alignment of
+            different widths.
     """
     if recipe.align == "none":
+        _require_same_sizes(source, anchor)
         return Match(Alignment({}), (), ())
     _require_real(source)
     _require_real(anchor)
     average = recipe.residual == "average" and bool(stream_spaces(anchor.graph))
-    first = (sweep_average if average else sweep)(source, anchor, recipe, runtime)
+    first = (sweep_average if average else sweep)(source, anchor, recipe, runtime, random=random)
     only = _sweep_only(recipe, average=average)
     if recipe.matcher == "sweep" or (recipe.matcher == "auto" and only is not None):
         return _alone(source, anchor, recipe, first, only)
@@ -61,12 +71,11 @@ def match(
     spaces, layers = first.spaces, first.layers
     if outcome.best is not portfolio.swept:
         chosen = outcome.best
-        spaces, layers = measure(source, anchor, chosen.alignment, recipe, chosen.errors)
-    alignment = outcome.best.alignment
-    if recipe.scale == "balanced":
-        alignment = balance(source, anchor, alignment)
+        spaces, layers = measure(
+            source, anchor, chosen.alignment, recipe, chosen.errors, random=random
+        )
     return Match(
-        alignment,
+        scaled(source, anchor, outcome.best.alignment, recipe),
         spaces,
         layers,
         outcome.best.flop,
@@ -81,11 +90,9 @@ def _alone(source: Model, anchor: Model, recipe: Recipe, swept: Match, only: str
     warnings = in_order(source, alignment)
     if recipe.matcher == "auto":
         warnings = (f"--matcher auto is the sweep alone with {only}", *warnings)
-    if recipe.scale == "balanced":
-        alignment = balance(source, anchor, alignment)
     return replace(
         swept,
-        alignment=alignment,
+        alignment=scaled(source, anchor, alignment, recipe),
         candidates=(Candidate("sweep", source.index, None, None, swept.flop, True),),
         warnings=warnings,
     )
@@ -102,6 +109,27 @@ def _require_real(model: Model) -> None:
                 where=f"{model.checkpoint.label}, tensor {name}",
                 why=f"space {free[0]} may move, and costs are defined for real weights only",
                 fix="pin that space in a spec, or use --align none",
+            )
+
+
+def scaled(source: Model, anchor: Model, alignment: Alignment, recipe: Recipe) -> Alignment:
+    """What `--scale` adds to maps between different widths, once they are found."""
+    if recipe.scale == "balanced":
+        return balance(source, anchor, alignment)
+    return weigh(alignment) if recipe.scale == "auto" else alignment
+
+
+def _require_same_sizes(source: Model, anchor: Model) -> None:
+    """Units that stay in their places need the same places in both models."""
+    for space in anchor.graph.spaces.values():
+        size = source.graph.sizes.get(space.id, space.size)
+        if size != space.size:
+            raise IncompatibleModels(
+                "models of different widths have no plain average",
+                where=f"space {space.id}: {size} units in {source.checkpoint.label}, "
+                f"{space.size} in {anchor.checkpoint.label}",
+                why="with --align none every unit stays in its place",
+                fix="use --align wts",
             )
 
 

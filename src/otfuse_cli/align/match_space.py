@@ -139,8 +139,10 @@ def identity_cost(rows: Rows, recipe: Recipe) -> float | None:
     return rows.once((recipe, "identity"), lambda: _paired_mean(rows, recipe, None))
 
 
-def layer_records(rows: Rows, plan: Plan, source: int, recipe: Recipe) -> list[LayerRecord]:
-    """The space's plan against each layer's own rows."""
+def layer_records(
+    rows: Rows, plan: Plan, source: int, recipe: Recipe, *, random: bool = False
+) -> list[LayerRecord]:
+    """The space's plan against each layer's own rows; `random`: what random maps cost, too."""
     records = []
     for at, producer in enumerate(rows.producers):
         own = rows
@@ -148,10 +150,22 @@ def layer_records(rows: Rows, plan: Plan, source: int, recipe: Recipe) -> list[L
             own = Rows((producer,), (rows.source[at],), (rows.anchor[at],), rows.observed)
         records.append(
             LayerRecord(
-                producer.layer, source, plan_cost(own, plan, recipe), identity_cost(own, recipe)
+                producer.layer,
+                source,
+                plan_cost(own, plan, recipe),
+                identity_cost(own, recipe),
+                random_cost=random_cost(own, plan, recipe) if random else None,
+                moved_fraction=plan.moved_fraction,
             )
         )
     return records
+
+
+def random_cost(rows: Rows, plan: Plan, recipe: Recipe) -> float:
+    """Mean cost of a random map with the plan's masses: all source units to all anchor units."""
+    cost_NM = _cost(rows, recipe)
+    mean_N = torch.mv(cost_NM, (plan.mass_M / plan.total).to(cost_NM))
+    return float(plan.mass_N @ mean_N.to("cpu", torch.float64))
 
 
 def plan_cost(rows: Rows, plan: Plan, recipe: Recipe) -> float:
@@ -171,9 +185,15 @@ def _paired_mean(rows: Rows, recipe: Recipe, index_M: torch.Tensor | None) -> fl
 
 
 def space_record(
-    space: str, source: int, rows: Rows, solution: Solution, recipe: Recipe
+    space: str,
+    source: int,
+    rows: Rows,
+    solution: Solution,
+    recipe: Recipe,
+    *,
+    random: bool = False,
 ) -> SpaceRecord:
-    """What the report says about one space."""
+    """What the report says about one space; `random`: what random maps cost, too."""
     return SpaceRecord(
         id=space,
         source=source,
@@ -184,6 +204,7 @@ def space_record(
         moved_fraction=solution.plan.moved_fraction,
         solver=solution.solver,
         marginal_error=solution.marginal_error,
+        random_cost=random_cost(rows, solution.plan, recipe) if random else None,
     )
 
 

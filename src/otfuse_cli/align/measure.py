@@ -6,9 +6,13 @@ Whatever the matcher, the cost is the sweep's: incoming weights of a unit, all o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+import torch
+
+from ..graph.model import Space
 from ..report import LayerRecord, SpaceRecord
-from ..transport.maps import Map
+from ..transport.maps import Map, Permutation
 from .alignment import Alignment
 from .features import producers
 from .match_space import (
@@ -17,6 +21,7 @@ from .match_space import (
     layer_records,
     observed_rows,
     plan_cost,
+    random_cost,
     read_rows,
 )
 from .models import Model
@@ -30,8 +35,13 @@ def measure(
     alignment: Alignment,
     recipe: Recipe,
     errors: Mapping[str, float],
+    *,
+    random: bool = False,
 ) -> tuple[tuple[SpaceRecord, ...], tuple[LayerRecord, ...]]:
-    """Records of every space and layer for given maps; `errors`: marginal error of soft plans."""
+    """Records of every space and layer for given maps.
+
+    `errors`: marginal error of soft plans; `random`: what random maps would cost, too.
+    """
     graph = anchor.graph
     held = stream_spaces(graph) if recipe.residual == "identity" else frozenset()
     spaces: list[SpaceRecord] = []
@@ -41,23 +51,29 @@ def measure(
         if rows is None:
             every = producers(graph, space.id)
             rows = read_rows(source, anchor, every, space.id, alignment)
-        maps = alignment.families.get(space.id) or (alignment.maps[space.id],)
+        maps = alignment.families.get(space.id) or (alignment.maps.get(space.id) or _stay(space),)
+        if space.per is not None and space.id not in alignment.families:
+            maps *= graph.spaces[space.per].size
         inner = [rows] if space.per is None else [rows.unit(u, u) for u in range(len(maps))]
         solver = "identity" if space.id in held else _solver(maps, recipe)
-        spaces.append(
-            mean_record(
-                [
-                    _record(space.id, source.index, r, map, recipe, solver, errors)
-                    for r, map in zip(inner, maps, strict=True)
-                ]
-            )
-        )
+        records = []
+        for own, map in zip(inner, maps, strict=True):
+            record = _record(space.id, source.index, own, map, recipe, solver, errors)
+            if random:
+                record = replace(record, random_cost=random_cost(own, map.plan, recipe))
+            records.append(record)
+        spaces.append(mean_record(records))
         if space.per is None:
-            layers += layer_records(rows, maps[0].plan, source.index, recipe)
-    layers += output_records(source, anchor, alignment, recipe)
+            layers += layer_records(rows, maps[0].plan, source.index, recipe, random=random)
+    layers += output_records(source, anchor, alignment, recipe, random=random)
     place = {op.name: at for at, op in enumerate(graph.ops)}
     layers.sort(key=lambda layer: place.get(layer.name, len(place)))
     return tuple(spaces), tuple(layers)
+
+
+def _stay(space: Space) -> Permutation:
+    """The map of a space that has none: it stays in place."""
+    return Permutation(torch.arange(space.size))
 
 
 def _solver(maps: Sequence[Map], recipe: Recipe) -> str:

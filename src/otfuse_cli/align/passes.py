@@ -17,8 +17,8 @@ from ..report import Candidate
 from ..runtime import Runtime
 from .alignment import Alignment
 from .apply import transport
-from .balance import balance
 from .descent import descend
+from .match import scaled
 from .measure import measure
 from .models import Model
 from .recipe import Recipe
@@ -79,7 +79,7 @@ def realign(
     found = list(matches)
     if len(sources) < 2 or recipe.align == "none":
         return found
-    maps = [replace(m.alignment, scales={}) for m in found]
+    maps = [replace(m.alignment, scales={}, shares={}) for m in found]
     extra: list[list[Candidate]] = [[] for _ in sources]
     for number in range(2, recipe.passes + 1):
         moved = False
@@ -101,11 +101,9 @@ def realign(
         if not moved:
             break
     for at, source in enumerate(sources):
-        if extra[at] and not _same(maps[at], replace(found[at].alignment, scales={})):
+        if extra[at] and not _same(maps[at], replace(found[at].alignment, scales={}, shares={})):
             spaces, layers = measure(source, anchor, maps[at], recipe, {})
-            alignment = maps[at]
-            if recipe.scale == "balanced":
-                alignment = balance(source, anchor, alignment)
+            alignment = scaled(source, anchor, maps[at], recipe)
             before = tuple(replace(c, chosen=False) for c in found[at].candidates)
             extra[at][-1] = replace(extra[at][-1], chosen=True)
             found[at] = replace(

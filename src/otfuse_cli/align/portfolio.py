@@ -7,7 +7,7 @@ in the report instead. Nothing depends on time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -24,9 +24,9 @@ from .recipe import Recipe
 from .similarity import Similarity
 
 # Orders of descent from the sweep that `auto` tries.
-_ORDERS = 3
+ORDERS = 3
 # Passes that a descent is planned with, and those that it gets when they are too dear.
-_USUAL_PASSES, _FEW_PASSES = 6, 3
+USUAL_PASSES, FEW_PASSES = 6, 3
 # Objectives closer than this are equal: the earlier candidate stays.
 _EQUAL = 1e-6
 
@@ -93,7 +93,7 @@ class Portfolio:
 
     def frank_wolfe(self) -> bool:
         """Frank-Wolfe from the barycentre, rounded, then descent; False where it can't be."""
-        obstacle = self._no_permutations() or self._families()
+        obstacle = no_joint_step(self.source, self.anchor, self.recipe)
         if obstacle is not None:
             self._skip("frank-wolfe + descent", 0.0, obstacle)
             return False
@@ -111,14 +111,15 @@ class Portfolio:
         nothing, and the result must not depend on it.
         """
         pass_flop = self.work.pass_flop(self.spaces)
-        plain = None if self._no_permutations() else self._identity()
+        soft = no_permutations(self.source, self.anchor, self.recipe)
+        plain = None if soft else self._identity()
         if self._perfect() or not self.spaces:
             return
-        usual = _USUAL_PASSES * pass_flop
+        usual = USUAL_PASSES * pass_flop
         dear = self._spent() + usual > self.recipe.effort
         # Entropic plans gain a little in every pass, and each solve is a long iteration.
         entropic = self.recipe.solver != "exact"
-        passes = _FEW_PASSES if dear or entropic else MOST_PASSES
+        passes = FEW_PASSES if dear or entropic else MOST_PASSES
         self._descend("sweep + descent", self.swept, salt=0, passes=passes)
         if self.seen is not None:
             self.tried.append(("activations", self.seen))
@@ -126,7 +127,7 @@ class Portfolio:
                 self._descend, "activations + descent", self.seen, salt=0, passes=passes
             )
             self._try("activations + descent", usual, again)
-        relaxed = MOST_STEPS * (self.work.dense_flop(self.spaces) + pass_flop)
+        relaxed = relax_flop(self.work, self.spaces)
         self._try("frank-wolfe + descent", relaxed + usual, self.frank_wolfe)
         if plain is not None and plain.objective > self.swept.objective * (1 + _EQUAL):
             self._try(
@@ -134,7 +135,7 @@ class Portfolio:
                 usual,
                 partial(self._descend, "identity + descent", plain, salt=0, passes=MOST_PASSES),
             )
-        for order in range(1, 1 if entropic else _ORDERS):
+        for order in range(1, 1 if entropic else ORDERS):
             name = f"sweep + descent, order {order}"
             again = partial(self._descend, name, self.swept, salt=order, passes=MOST_PASSES)
             self._try(name, usual, again)
@@ -200,20 +201,28 @@ class Portfolio:
         """Whether no alignment of these weights could be better."""
         return self._best()[1].objective >= (1 - _EQUAL) * self.work.bound
 
-    def _no_permutations(self) -> str | None:
-        """Why the maps can't all be permutations; None when they can."""
-        if self.recipe.solver != "exact" or self.recipe.mass != "uniform":
-            return f"--solver {self.recipe.solver} --mass {self.recipe.mass} ask for soft maps"
-        for space in self.anchor.graph.free():
-            width = self.source.graph.spaces[space.id].size
-            if width != space.size:
-                return f"space {space.id} has {width} units there and {space.size} in the anchor"
-        return None
 
-    def _families(self) -> str | None:
-        """Why all maps can't move at once; None when they can."""
-        family = next((s for s in self.anchor.graph.free() if s.per is not None), None)
-        return None if family is None else f"space {family.id} has a map for each {family.per}"
+def relax_flop(work: Similarity, spaces: Sequence[str]) -> float:
+    """What Frank-Wolfe is planned with, the descent after it aside."""
+    return MOST_STEPS * (work.dense_flop(spaces) + work.pass_flop(spaces))
+
+
+def no_permutations(source: Model, anchor: Model, recipe: Recipe) -> str | None:
+    """Why the maps can't all be permutations; None when they can."""
+    if recipe.solver != "exact" or recipe.mass != "uniform":
+        return f"--solver {recipe.solver} --mass {recipe.mass} ask for soft maps"
+    for space in anchor.graph.free():
+        width = source.graph.spaces[space.id].size
+        if width != space.size:
+            return f"space {space.id} has {width} units there and {space.size} in the anchor"
+    return None
+
+
+def no_joint_step(source: Model, anchor: Model, recipe: Recipe) -> str | None:
+    """Why Frank-Wolfe can't move all maps at once; None when it can."""
+    family = next((s for s in anchor.graph.free() if s.per is not None), None)
+    inner = None if family is None else f"space {family.id} has a map for each {family.per}"
+    return no_permutations(source, anchor, recipe) or inner
 
 
 def in_order(
@@ -224,7 +233,7 @@ def in_order(
         return ()
     return (
         f"the units of checkpoint {source.index} are in the anchor's order already, "
-        "as after fine-tuning one start: a plain average (--align none) is enough",
+        "and these look like fine-tunes of one start: a plain average (--align none) is enough",
     )
 
 

@@ -16,10 +16,12 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "mass": ("uniform", "norm", "importance"),
     "solver": ("exact", "sinkhorn", "unbalanced"),
     "residual": ("shared", "average", "identity"),
-    "scale": ("preserve", "balanced", "paper"),
+    "scale": ("auto", "preserve", "balanced", "paper"),
     "repair": ("auto", "none"),
+    "blend": ("average", "joint", "auto"),
     "calibrate": ("none", "bn", "repair", "auto"),
     "vocab": ("refuse", "common", "anchor"),
+    "criterion": ("l1", "l2", "random", "ot"),
     "dtype": ("keep", "float32", "float64", "float16", "bfloat16"),
 }
 
@@ -40,8 +42,9 @@ class Recipe:
         epsilon: Entropic regularisation, in standard deviations of the centred cost.
         residual: How residual streams are mapped.
         beta: Share of the shortcut in `residual average`.
-        scale: Consume maps that preserve the function, those with both models' layers brought to
-            one length (`balanced`), or the paper's.
+        scale: Consume maps that preserve the function, averaged by how many units stand for one
+            (`auto`), in full (`preserve`), or with both models' layers brought to one length
+            (`balanced`); or the paper's maps.
         passes: Rounds over the sources; from the second, each is matched to the mean of the others.
         repair: `auto`: undo the shrinking of imperfect matches, from the weights alone; or `none`.
         post_activations: Look at units after their activation function instead of before.
@@ -58,7 +61,7 @@ class Recipe:
     epsilon: float = 0.05
     residual: str = "shared"
     beta: float = 0.5
-    scale: str = "preserve"
+    scale: str = "auto"
     passes: int = 1
     repair: str = "auto"
     post_activations: bool = False

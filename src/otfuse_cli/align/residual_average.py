@@ -22,7 +22,9 @@ from .recipe import Recipe
 from .sweep import Match, output_records
 
 
-def sweep_average(source: Model, anchor: Model, recipe: Recipe, runtime: Runtime) -> Match:
+def sweep_average(
+    source: Model, anchor: Model, recipe: Recipe, runtime: Runtime, *, random: bool = False
+) -> Match:
     """Match layer by layer, averaging plans where a residual branch joins its stream.
 
     Raises:
@@ -37,20 +39,20 @@ def sweep_average(source: Model, anchor: Model, recipe: Recipe, runtime: Runtime
             where=f"space {family.id}, one map for each unit of {family.per}",
             fix="use --residual shared",
         )
-    walk = _Walk(source, anchor, recipe)
+    walk = _Walk(source, anchor, recipe, random)
     ops = anchor.graph.ops
     for done, op in enumerate(ops):
         runtime.progress("match", done, len(ops))
         walk.step(op)
     runtime.progress("match", len(ops), len(ops))
     alignment = Alignment(walk.current, overrides=walk.overrides)
-    walk.layers += output_records(source, anchor, alignment, recipe)
+    walk.layers += output_records(source, anchor, alignment, recipe, random=random)
     return Match(alignment, tuple(walk.spaces), tuple(walk.layers), walk.flop)
 
 
 class _Walk:
-    def __init__(self, source: Model, anchor: Model, recipe: Recipe) -> None:
-        self.source, self.anchor, self.recipe = source, anchor, recipe
+    def __init__(self, source: Model, anchor: Model, recipe: Recipe, random: bool) -> None:
+        self.source, self.anchor, self.recipe, self.random = source, anchor, recipe, random
         self.graph = anchor.graph
         self.current: dict[str, Map] = {}
         self.plans: dict[str, Plan] = {}
@@ -117,8 +119,9 @@ class _Walk:
             self.branch[space] = (solution.plan, map)
         else:
             self.current[space], self.plans[space] = map, solution.plan
-        self.spaces.append(space_record(space, self.source.index, rows, solution, self.recipe))
-        self.layers += layer_records(rows, solution.plan, self.source.index, self.recipe)
+        index, recipe, random = self.source.index, self.recipe, self.random
+        self.spaces.append(space_record(space, index, rows, solution, recipe, random=random))
+        self.layers += layer_records(rows, solution.plan, index, recipe, random=random)
 
     def _join(self, stream: Axis | None) -> None:
         for space in () if stream is None else axis_units(stream):

@@ -41,11 +41,19 @@ class Similarity:
         self.source, self.anchor, self.paper_scale = source, anchor, paper_scale
         graph = anchor.graph
         self.tensors = tuple(t.name for t in graph.tensors.values() if _compared(t, graph, source))
-        numbers = sum(_numel(m.graph.tensors[n]) for m in (source, anchor) for n in self.tensors)
+        self._models = (source, anchor)
+        numbers = sum(_numel(m.graph.tensors[n]) for m in self._models for n in self.tensors)
         self._kept: dict[str, tuple[torch.Tensor, torch.Tensor]] | None = (
             {} if 4 * numbers <= _KEEP_BYTES else None
         )
         self.flop = 0.0
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory for the tensors that are kept between steps; 0 where each use reads them."""
+        if self._kept is None:
+            return 0
+        return 4 * sum(_numel(m.graph.tensors[n]) for m in self._models for n in self.tensors)
 
     @cached_property
     def places(self) -> dict[str, tuple[tuple[str, int], ...]]:

@@ -8,7 +8,7 @@ own way with streams.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import IncompatibleModels
 from ..graph.axes import axis_units
@@ -26,7 +26,6 @@ from .match_space import (
     identity_cost,
     layer_records,
     observed_rows,
-    plan_cost,
     read_rows,
     solve_rows,
     space_record,
@@ -73,14 +72,18 @@ def processing_order(graph: LayerGraph) -> list[Space]:
     return list(placed.values())
 
 
-def sweep(source: Model, anchor: Model, recipe: Recipe, runtime: Runtime) -> Match:
+def sweep(
+    source: Model, anchor: Model, recipe: Recipe, runtime: Runtime, *, random: bool = False
+) -> Match:
     """Match every free space of `source` to the anchor, one pass in graph order.
+
+    With `random`, the records say what random maps would cost, too.
 
     Raises:
         SolveFailed: A transport problem was not solved.
         IncompatibleModels: `--residual identity` between streams of different widths.
     """
-    work = _Sweep(source, anchor, recipe)
+    work = _Sweep(source, anchor, recipe, random)
     order = processing_order(anchor.graph)
     for done, space in enumerate(order):
         runtime.progress("match", done, len(order))
@@ -93,8 +96,8 @@ def sweep(source: Model, anchor: Model, recipe: Recipe, runtime: Runtime) -> Mat
 class _Sweep:
     """State of one pass: the maps so far and the records."""
 
-    def __init__(self, source: Model, anchor: Model, recipe: Recipe) -> None:
-        self.source, self.anchor, self.recipe = source, anchor, recipe
+    def __init__(self, source: Model, anchor: Model, recipe: Recipe, random: bool) -> None:
+        self.source, self.anchor, self.recipe, self.random = source, anchor, recipe, random
         self.maps: dict[str, Map] = {}
         self.families: dict[str, tuple[Map, ...]] = {}
         self.plans: dict[str, list[Plan]] = {}
@@ -136,13 +139,15 @@ class _Sweep:
         self.flop += 2.0 * rows.source[0].shape[0] * rows.anchor[0].shape[0] * rows.features
         self.maps[space.id] = to_map(solution.plan, self.recipe)
         self.plans[space.id] = [solution.plan]
-        self.spaces.append(space_record(space.id, self.source.index, rows, solution, self.recipe))
+        self.spaces.append(self._record(space.id, rows, solution))
         self._measure(rows, solution.plan, space.id)
 
     def _large(
         self, chosen: Sequence[Producer], space: Space, pool: frozenset[str] = frozenset()
     ) -> LargeSpace | None:
         recipe, alignment = self.recipe, self.alignment
+        if self.random:
+            return None  # random maps are compared to by the rows as a whole
         return large_space(self.source, self.anchor, chosen, space.id, alignment, recipe, pool)
 
     def _solve_large(self, large: LargeSpace, space: Space) -> None:
@@ -165,8 +170,12 @@ class _Sweep:
         solved = [(r, solve_rows(r, self.recipe)) for r in inner]
         self.families[space.id] = tuple(to_map(s.plan, self.recipe) for _, s in solved)
         self.plans[space.id] = [s.plan for _, s in solved]
-        records = [space_record(space.id, self.source.index, r, s, self.recipe) for r, s in solved]
+        records = [self._record(space.id, r, s) for r, s in solved]
         self.spaces.append(mean_record(records))
+
+    def _record(self, space: str, rows: Rows, solution: Solution) -> SpaceRecord:
+        index, recipe = self.source.index, self.recipe
+        return space_record(space, index, rows, solution, recipe, random=self.random)
 
     def _require_hard_index(self, space: Space) -> None:
         """Each anchor unit of the index space of a family has one source unit."""
@@ -210,7 +219,7 @@ class _Sweep:
         )
 
     def _measure(self, rows: Rows, plan: Plan, space: str) -> None:
-        self.layers += layer_records(rows, plan, self.source.index, self.recipe)
+        self.layers += layer_records(rows, plan, self.source.index, self.recipe, random=self.random)
         self.measured |= {(space, p.weight) for p in rows.producers}
         if rows.observed:
             self.seen.add(space)
@@ -231,7 +240,9 @@ class _Sweep:
                 for producer in producers(self.anchor.graph, space.id):
                     if (space.id, producer.weight) not in self.measured:
                         self._measure_layer(producer, space)
-        self.layers += output_records(self.source, self.anchor, self.alignment, self.recipe)
+        self.layers += output_records(
+            self.source, self.anchor, self.alignment, self.recipe, random=self.random
+        )
         place = {op.name: at for at, op in enumerate(self.anchor.graph.ops)}
         self.layers.sort(key=lambda layer: place.get(layer.name, len(place)))
 
@@ -241,7 +252,7 @@ _LARGEST_OUTPUT = 4096
 
 
 def output_records(
-    source: Model, anchor: Model, alignment: Alignment, recipe: Recipe
+    source: Model, anchor: Model, alignment: Alignment, recipe: Recipe, *, random: bool = False
 ) -> list[LayerRecord]:
     """The map that an output layer would get: a diagnosis only, outputs never move."""
     records = []
@@ -251,15 +262,8 @@ def output_records(
         for producer in producers(anchor.graph, space.id):
             rows = read_rows(source, anchor, (producer,), space.id, alignment)
             solution = solve_rows(rows, recipe)
-            records.append(
-                LayerRecord(
-                    producer.layer,
-                    source.index,
-                    plan_cost(rows, solution.plan, recipe),
-                    identity_cost(rows, recipe),
-                    solution.plan.trace(),
-                )
-            )
+            (record,) = layer_records(rows, solution.plan, source.index, recipe, random=random)
+            records.append(replace(record, diagonal_mass=solution.plan.trace()))
     return records
 
 
@@ -294,4 +298,5 @@ def mean_record(records: Sequence[SpaceRecord]) -> SpaceRecord:
         mean([r.moved_fraction for r in records]),
         first.solver,
         max(r.marginal_error for r in records),
+        mean([r.random_cost for r in records]),
     )

@@ -228,6 +228,7 @@ def _assemble(contents: Contents, label: str, key: str | None) -> Checkpoint:
             _check_entry(label, name, leaf)
             entry = contents.locate(name, leaf)
             if isinstance(entry, Entry):
+                _refuse_codes(label, name, entry)
                 found[name] = entry
     prefix = common_prefix(list(found), lightning="state_dict" in path)
     entries: dict[str, Entry] = {}
@@ -270,12 +271,7 @@ def _check_entry(label: str, name: str, entry: Any) -> None:
             fix="rename it and save the file again",
         )
     if quantised_key(name):
-        raise UnreadableInput(
-            "a quantised checkpoint",
-            where=where,
-            why="its weights are codes that mean nothing without their scales",
-            fix="use the checkpoint it was quantised from, or dequantise it first",
-        )
+        raise _quantised(where)
     if isinstance(entry, Unsupported):
         raise UnreadableInput(
             "a tensor that can't be fused",
@@ -283,6 +279,22 @@ def _check_entry(label: str, name: str, entry: Any) -> None:
             why=entry.reason,
             fix="save it as an ordinary dense tensor",
         )
+
+
+def _refuse_codes(label: str, name: str, entry: Entry) -> None:
+    """A matrix of small integers where a layer has its weight is codes, scales or not."""
+    last = name.rpartition(".")[2]
+    if last == "weight" and len(entry.shape) > 1 and entry.dtype in (torch.int8, torch.uint8):
+        raise _quantised(f"{label}, tensor {shown(name)}")
+
+
+def _quantised(where: str) -> UnreadableInput:
+    return UnreadableInput(
+        "a quantised checkpoint",
+        where=where,
+        why="its weights are codes that mean nothing without their scales",
+        fix="use the checkpoint it was quantised from, or dequantise it first",
+    )
 
 
 def _identity(name: str, entry: Entry) -> Any:

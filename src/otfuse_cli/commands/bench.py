@@ -7,38 +7,30 @@ used to report accuracies.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ..align.activations import observe
+from ..align.activations import Observed, observe
 from ..align.alignment import Alignment
 from ..align.models import Model
 from ..align.portfolio import Judge
 from ..align.recipe import Recipe
-from ..errors import UsageError
 from ..fuse.average import Aligned
 from ..fuse.calibrate import re_estimate, rescale
 from ..fuse.fused import Fused
 from ..fuse.lockstep import Parent
-from ..fuse.refit import refit
+from ..fuse.refit import Aim, refit
 from ..fuse.repair import plan_repair
 from ..fuse.selection import Selection
-from ..graph.program import Program, same_operations
-from ..network.architecture import real_network
-from ..network.runnable import require_network, runnable
-from ..network.samples import Samples, load_samples
-from ..network.synthetic import first_layer_names, synthetic_samples
+from ..graph.program import Program
+from ..network.samples import Samples
 from ..network.walk import Walk, flat_inputs
 from ..report import RefitRecord, StepRecord
 from ..runtime import Runtime
 from .parents import Parents
-from .requests import FusionOptions, ImproveOptions
 
-# Fewer inputs than this say too little about a layer (DESIGN section 3, Refit).
-LEAST_SAMPLES = 25
-REAL, SYNTHETIC = 400, 2_000
 # Inputs that candidates and steps are judged on: more would cost passes and decide nothing.
 _JUDGED = 500
 
@@ -74,6 +66,12 @@ class Bench:
             at: self.logits(self.programs[at], tensors) for at, tensors in self.tensors.items()
         }
         self.choice = self._ensemble({at: self.weights[at] for at in self._logits})
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What running the networks rests on without anybody having said so."""
+        assumption = self.parents.known.assumption
+        return () if assumption is None else (assumption,)
 
     @property
     def anchor(self) -> int:
@@ -131,7 +129,7 @@ class Bench:
 
     def _agreement(self, tensors: Mapping[str, Tensor], choice: Tensor) -> float:
         found = self.logits(self.programs[self.anchor], tensors).argmax(-1)
-        return float((found == choice).double().mean())
+        return _share(found, choice)
 
     def step(self, name: str, tensors: Mapping[str, Tensor], *, kept: bool = True) -> StepRecord:
         """What a step gave: agreement and, with labels, accuracy in percent."""
@@ -139,31 +137,39 @@ class Bench:
         labels = self.judged.labels
         accuracy = None
         if labels is not None and labels.shape == found.shape:
-            accuracy = 100 * float((found == labels).double().mean())
-        return StepRecord(name, float((found == self.choice).double().mean()), accuracy, kept)
+            accuracy = 100 * _share(found, labels)
+        return StepRecord(name, _share(found, self.choice), accuracy, kept)
 
     def run_parents(self, aligned: Sequence[Aligned]) -> list[Parent]:
         """Everyone with a share as the refit runs them, the anchor first."""
         anchor = self.parents.anchor
         rest = 1.0 - sum(a.weight for a in aligned)
-        found = [Parent(self.programs[self.anchor], self.tensors[self.anchor], rest, anchor.graph)]
-        return found + [
-            Parent(
-                self.programs[a.model.index],
-                self.tensors[a.model.index],
-                a.weight,
-                a.model.graph,
-                a.alignment,
-            )
-            for a in aligned
+        return [
+            self.run_parent(anchor, rest),
+            *(self.run_parent(a.model, a.weight, a.alignment) for a in aligned),
         ]
 
+    def run_parent(self, model: Model, weight: float, alignment: Alignment | None = None) -> Parent:
+        """One model as the refit runs it."""
+        program, tensors = self.programs[model.index], self.tensors[model.index]
+        return Parent(program, tensors, weight, model.graph, alignment)
+
+    def part(self, where: slice) -> Bench:
+        """The same models on some of the inputs."""
+        return replace(self, samples=self.samples.take(where))
+
     def refit(
-        self, aligned: Sequence[Aligned], tensors: Tensors, ridge: float, left: frozenset[str]
+        self,
+        parents: Sequence[Parent],
+        tensors: Tensors,
+        ridge: float,
+        *,
+        left: frozenset[str] = frozenset(),
+        aim: Aim | None = None,
     ) -> tuple[tuple[RefitRecord, ...], tuple[str, ...]]:
         """Fit every layer of `tensors`, in place; records, and remarks on what was left alone."""
         found, shared = refit(
-            self.run_parents(aligned),
+            parents,
             self.programs[self.anchor],
             tensors,
             self.samples,
@@ -171,6 +177,7 @@ class Bench:
             left=left,
             runtime=self.runtime,
             most_bytes=self.most_bytes,
+            aim=aim,
         )
         remarks = [f"{name} is used twice or tied: not refitted" for name in shared]
         return tuple(RefitRecord(f.layer, f.before, f.after) for f in found), tuple(remarks)
@@ -189,142 +196,26 @@ class Bench:
         return copy if changed else None
 
 
-def require_no_inputs(options: FusionOptions, recipe: Recipe) -> None:
-    """Refuse options that mean nothing without inputs.
+def _share(found: Tensor, wanted: Tensor) -> float:
+    """How often two choices are one, from 0 to 1."""
+    return float((found == wanted).double().mean())
 
-    Raises:
-        UsageError: One of them was given.
-    """
-    wanted = None
-    if recipe.align == "acts":
-        wanted = "--align acts"
-    elif recipe.mass == "importance":
-        wanted = "--mass importance"
-    elif isinstance(options, ImproveOptions) and options.refit:
-        wanted = "--refit"
-    elif isinstance(options, ImproveOptions) and options.calibrate not in (None, "none"):
-        wanted = f"--calibrate {options.calibrate}"
-    if wanted is not None:
-        raise UsageError(
-            f"{wanted} needs inputs",
-            where=wanted,
-            why="it looks at what units do",
-            fix="add --samples FILE, or --synthetic for inputs that are made up",
+
+def seen_units(bench: Bench, samples: Samples, *, post: bool, seed: int) -> dict[int, Observed]:
+    """What the units of every model do on `samples`, by the model's index."""
+    return {
+        model.index: observe(
+            bench.programs[model.index],
+            bench.tensors[model.index],
+            model.graph,
+            samples,
+            device=bench.runtime.device,
+            post=post,
+            seed=seed,
         )
-
-
-def open_bench(
-    parents: Parents,
-    options: FusionOptions,
-    recipe: Recipe,
-    selection: Selection,
-    runtime: Runtime,
-) -> Bench | None:
-    """Read or make inputs, and make every parent that counts ready to run; None without inputs.
-
-    Args:
-        parents: The models.
-        options: Which inputs.
-        recipe: What needs them.
-        selection: Shares; a source without any is not read.
-        runtime: Device and seed.
-
-    Raises:
-        OtfuseError: Inputs that can't be read or don't fit, no network to run.
-    """
-    if options.samples is None and not options.synthetic:
-        require_no_inputs(options, recipe)
-        return None
-    if not parents.complete or selection.rules:
-        raise UsageError(
-            "inputs can't be used here",
-            where="--samples or --synthetic",
-            why="the models differ in their tensors, or have weights by tensor: there is no one "
-            "function to aim at",
-            fix="fuse without inputs",
-        )
-    samples = _inputs(parents, options, recipe)
-    refits = isinstance(options, ImproveOptions) and options.refits and not options.force
-    if refits and samples.count < LEAST_SAMPLES:
-        raise UsageError(
-            "too few inputs for a refit",
-            where=f"{samples.count} samples",
-            why=f"with fewer than {LEAST_SAMPLES} it does more harm than good",
-            fix="give more, or use --no-refit, or --force to go on all the same",
-        )
-    anchor = parents.anchor_index
-    weights = selection.weights
-    used = [m for m in parents.models if m.index == anchor or selection.used(m.index)]
-    tensors = {m.index: _tensors(m) for m in used}
-    programs: dict[int, Program] = {}
-    by_shape: dict[tuple[object, ...], Program] = {}
-    own = _shapes(parents.anchor)
-    for model in (parents.anchor, *(m for m in used if m.index != anchor)):
-        shapes = _shapes(model)
-        if shapes not in by_shape:
-            by_shape[shapes] = runnable(
-                parents.known,
-                samples,
-                device=runtime.device,
-                read=None if shapes == own else tensors[model.index],
-            )
-        programs[model.index] = by_shape[shapes]
-        if not same_operations(programs[model.index], programs[anchor]):
-            raise UsageError(
-                "the network computes something else at other widths",
-                where=f"--arch {options.arch}",
-                why="its forward pass takes another path",
-                fix="use --no-refit without inputs",
-            )
-    return Bench(
-        samples, programs, tensors, weights, parents, runtime, _most_bytes(options.max_memory)
-    )
-
-
-def _inputs(parents: Parents, options: FusionOptions, recipe: Recipe) -> Samples:
-    if options.samples is not None and options.synthetic:
-        raise UsageError(
-            "real inputs and synthetic ones",
-            where="--samples and --synthetic",
-            fix="give one of them",
-        )
-    require_network(
-        parents.known, options.arch, "--samples" if options.samples is not None else "--synthetic"
-    )
-    network = real_network(parents.known)
-    assert network is not None
-    if options.samples is not None:
-        number = REAL if options.num_samples is None else options.num_samples
-        return load_samples(options.samples, network, number=number, seed=recipe.seed)
-    first = {
-        f"{model.index}.{name}": model.read(name).cpu()
-        for model in parents.models
-        for name in first_layer_names(model.graph)
+        for model in bench.parents.models
+        if model.index in bench.programs
     }
-    return synthetic_samples(
-        network,
-        first,
-        number=SYNTHETIC if options.num_samples is None else options.num_samples,
-        seed=recipe.seed,
-        input_shape=options.input_shape,
-        kind=options.synthetic_kind,
-    )
-
-
-def _tensors(model: Model) -> Tensors:
-    found = {}
-    for name in model.checkpoint.infos:
-        tensor = model.read(name)
-        found[name] = tensor.to(torch.float32) if tensor.is_floating_point() else tensor
-    return found
-
-
-def _shapes(model: Model) -> tuple[object, ...]:
-    return tuple((name, info.shape) for name, info in model.checkpoint.infos.items())
-
-
-def _most_bytes(max_memory: float | None) -> int:
-    return int((4.0 if max_memory is None else max_memory) * (1 << 30))
 
 
 def watch_units(bench: Bench, parents: Parents, recipe: Recipe) -> Parents:
@@ -332,75 +223,6 @@ def watch_units(bench: Bench, parents: Parents, recipe: Recipe) -> Parents:
     portfolio = recipe.align == "wts" and recipe.matcher == "auto"
     if recipe.align != "acts" and not portfolio:
         return parents
-    models = tuple(
-        model
-        if model.index not in bench.programs
-        else replace(
-            model,
-            observed=observe(
-                bench.programs[model.index],
-                bench.tensors[model.index],
-                model.graph,
-                bench.judged,
-                device=bench.runtime.device,
-                post=recipe.post_activations,
-                seed=recipe.seed,
-            ),
-        )
-        for model in parents.models
-    )
+    seen = seen_units(bench, bench.judged, post=recipe.post_activations, seed=recipe.seed)
+    models = tuple(replace(m, observed=seen.get(m.index, {})) for m in parents.models)
     return replace(parents, models=models)
-
-
-@dataclass(frozen=True)
-class Improved:
-    """What inputs made of the average.
-
-    Attributes:
-        tensors: Those that are no longer the average's, by name.
-        steps: What each step gave.
-        refits: Layers that were fitted.
-        remarks: What was left alone.
-    """
-
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    steps: tuple[StepRecord, ...] = ()
-    refits: tuple[RefitRecord, ...] = ()
-    remarks: tuple[str, ...] = ()
-
-
-def improve(
-    bench: Bench,
-    fused: Fused,
-    recipe: Recipe,
-    options: ImproveOptions,
-    *,
-    endpoint: bool,
-) -> Improved:
-    """Average, refit, calibrate in memory; with the whole weight on one model only on request."""
-    tensors, aligned = bench.average(fused), fused.sources
-    average_only = dict(tensors)
-    left = frozenset(name for name in tensors if fused.selection.keeps(name))
-    steps = [bench.step("average", tensors)]
-    fitted: tuple[RefitRecord, ...] = ()
-    remarks: tuple[str, ...] = ()
-    refits = options.refits and (not endpoint or bool(options.refit))
-    if refits:
-        fitted, remarks = bench.refit(aligned, tensors, options.ridge, left)
-        steps.append(bench.step("refit", tensors))
-    wanted = "none" if endpoint and options.calibrate is None else options.calibration
-    kinds = {"none": (), "auto": ("bn", "repair")}.get(wanted, (wanted,))
-    best = steps[-1]
-    for kind in kinds:
-        trial = bench.calibrate(kind, aligned, tensors, left)
-        if trial is None:
-            if wanted != "auto":
-                remarks = (*remarks, f"--calibrate {kind}: nothing to calibrate")
-            continue
-        found = bench.step(f"calibrate {kind}", trial)
-        kept = found.agreement > best.agreement
-        steps.append(replace(found, kept=kept))
-        if kept:
-            best, tensors = found, trial
-    changed = {n: t for n, t in tensors.items() if t is not average_only[n]}
-    return Improved(changed, tuple(steps), fitted, remarks)

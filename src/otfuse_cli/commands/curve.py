@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
+from pathlib import Path
 
 import torch
 
@@ -39,7 +40,7 @@ def curve(request: CurveRequest, *, progress: Progress = silent) -> Report:
         OtfuseError: See docs/exit-codes.md.
     """
     recipe = request.recipe()
-    _check(request)
+    _check(request, recipe)
     watch = Stopwatch()
     runtime = Runtime(resolve_device(request.device), recipe.seed, progress)
     with open_checkpoints(request.checkpoints, request.key) as checkpoints:
@@ -57,7 +58,10 @@ def curve(request: CurveRequest, *, progress: Progress = silent) -> Report:
         (source,) = parents.sources
         weights = [at / (request.steps - 1) for at in range(request.steps)]
         curves: dict[str, Curve] = {}
-        if _same_shapes(parents):
+        notes: tuple[str, ...] = ()
+        if recipe.align != "none" and not _same_shapes(parents):
+            notes = ("the checkpoints differ in width: there is no plain average",)
+        else:
             still = replace(recipe, align="none", repair="none")
             with watch("match"):
                 plain = match(source, parents.anchor, still, runtime)
@@ -76,7 +80,7 @@ def curve(request: CurveRequest, *, progress: Progress = silent) -> Report:
                 found = realign([source], found, parents.anchor, (0.5, 0.5), recipe, runtime)
             aligned = Aligned(source, found[0].alignment, 0.5)
             with watch("check"):
-                checks, notes = check_function(parents, [aligned])
+                checks, unchecked = check_function(parents, [aligned])
             repair = plan_repair(parents.anchor.graph) if recipe.repair == "auto" else None
             with watch("evaluate"):
                 curves["fused"] = _measure(parents, aligned, bench, weights, repair, runtime)
@@ -86,7 +90,7 @@ def curve(request: CurveRequest, *, progress: Progress = silent) -> Report:
                 layers=found[0].layers,
                 candidates=found[0].candidates,
                 checks=checks,
-                warnings=(*found[0].warnings, *notes),
+                warnings=(*notes, *found[0].warnings, *unchecked),
             )
         labels = [c.label for c in checkpoints]
     scores = {f"{n} at {w:.4g}": s for n, points in curves.items() for w, s in points.items()}
@@ -117,13 +121,20 @@ def barrier(points: Mapping[float, Score]) -> float | None:
     return max(loss - ((1 - w) * first + w * last) for w, loss in losses.items())
 
 
-def _check(request: CurveRequest) -> None:
+def _check(request: CurveRequest, recipe: Recipe) -> None:
     count = len(request.checkpoints)
     if count != 2:
         raise UsageError(
             f"a curve lies between two checkpoints, not {count}",
             where="CKPT CKPT",
             fix="name two; the second one has weight 1 at the right end",
+        )
+    if recipe.align == "acts" or recipe.mass == "importance":
+        raise UsageError(
+            "a curve is matched by weights alone",
+            where="--align acts" if recipe.align == "acts" else "--mass importance",
+            why="its samples are there to measure on",
+            fix="fuse with otfuse merge --samples, and measure with otfuse eval",
         )
     if request.plot is not None:
         check_plot(request.plot, overwrite=request.overwrite)
@@ -179,6 +190,7 @@ def _recipe(request: CurveRequest, recipe: Recipe, runtime: Runtime) -> dict[str
 
 
 def _picture(curves: Mapping[str, Curve], labels: Sequence[str]) -> Picture:
+    first, last = (Path(label).name for label in labels)
     charts = []
     for title, unit, value in (
         ("Accuracy", "%", lambda s: s.accuracy),
@@ -188,5 +200,7 @@ def _picture(curves: Mapping[str, Curve], labels: Sequence[str]) -> Picture:
             Series(name, tuple(points), tuple(value(s) for s in points.values()), style)
             for (name, points), style in zip(curves.items(), _STYLES, strict=False)
         )
-        charts.append(LineChart(title, f"weight of {labels[_ANCHOR]}", unit, series))
-    return Picture(f"{labels[0]} to {labels[1]}", "the ends are the checkpoints", tuple(charts))
+        charts.append(LineChart(title, f"weight of {last}", unit, series))
+    rises = {name: barrier(points) for name, points in curves.items()}
+    note = ", ".join(f"{name} {rise:.3g}" for name, rise in rises.items() if rise is not None)
+    return Picture(f"{first} to {last}", f"loss barrier: {note}" if note else "", tuple(charts))

@@ -12,7 +12,7 @@ import torch
 from .. import __version__
 from ..align.models import Model
 from ..errors import UsageError
-from ..network.architecture import Architecture, module_state, required_network
+from ..network.architecture import Architecture, module_state, require_network
 from ..network.evaluation import MEANS, Score, Tally, class_axis, ensemble
 from ..network.factory import Network
 from ..network.forward import logit_batches
@@ -112,7 +112,7 @@ def set_up(
         UsageError: There is no network to run, or samples that it doesn't take.
         UnreadableInput: Samples that can't be read.
     """
-    network = required_network(known, arch)
+    network = require_network(known, arch, "measuring")
     samples = load_samples(options.samples, network, number=options.num_samples, seed=seed)
     return Bench(network, known.names, samples, options.batch, device)
 

@@ -2,101 +2,162 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from .. import __version__
+from ..align.estimate import estimate
 from ..align.match import match
+from ..align.pairs import all_pairs
+from ..align.recipe import Recipe
 from ..align.sweep import Match
 from ..checkpoint.draft import write_text
-from ..checkpoint.write import check_output
+from ..checkpoint.open import Checkpoint
 from ..errors import IncompatibleModels, UsageError
-from ..report import Report
+from ..fuse.selection import Selection
+from ..plot.charts import HeatMap
+from ..report import Pair, Report
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
-from ..stored import gate
+from .bench import watch_units
+from .compare import compare, one_start, refusal
+from .costs import check_outputs, finish
+from .inputs import open_bench
 from .parents import (
     MEDOID,
+    Parents,
     anchor_index,
-    assemble,
+    find_architecture,
     find_medoid,
+    fit,
     graph_record,
     open_checkpoints,
     tensor_records,
 )
-from .requests import InspectRequest
+from .requests import InspectRequest, normalised
 
 
 def inspect(request: InspectRequest, *, progress: Progress = silent) -> Report:
     """Describe one checkpoint, or compare several with the anchor.
 
     Raises:
-        GateFailed: An OT cost above `max_cost`; carries the report.
+        GateFailed: A cost above `max_cost`, or more moved than `max_moved`; carries the report.
+        IncompatibleModels: Models that can't be fused; carries a report with every difference.
         OtfuseError: See docs/exit-codes.md.
     """
     recipe = request.recipe()
     if not request.checkpoints:
         raise UsageError("nothing to inspect", where="CKPT...", fix="name a checkpoint")
-    if request.write_spec is not None:
-        check_output(request.write_spec, overwrite=request.overwrite)
-    costs = request.ot_costs or request.max_cost is not None
+    check_outputs(request)
     watch = Stopwatch()
     runtime = Runtime(resolve_device(request.device), recipe.seed, progress)
+    maps: tuple[HeatMap, ...] = ()
     with open_checkpoints(request.checkpoints, request.key) as checkpoints:
-        anchor_at = anchor_index(request.anchor, len(checkpoints))
-        if anchor_at == MEDOID:
-            anything = assemble(
-                checkpoints,
-                0,
-                request.arch,
-                runtime.device,
-                strict=request.strict,
-                vocab=request.vocab,
-            )
-            anchor_at = find_medoid(anything, recipe, runtime)
         with watch("read"):
-            inputs = tuple(c.record() for c in checkpoints)
-        report = Report(
-            command="inspect",
-            version=__version__,
-            inputs=inputs,
-            tensors=tensor_records(checkpoints[anchor_at], None),
-            recipe={**recipe.to_dict(), "anchor": anchor_at, "arch": request.arch},
-        )
+            report = Report(
+                command="inspect",
+                version=__version__,
+                inputs=tuple(c.record() for c in checkpoints),
+                recipe={**recipe.to_dict(), "arch": request.arch},
+            )
         try:
             with watch("graph"):
-                parents = assemble(
-                    checkpoints,
-                    anchor_at,
-                    request.arch,
-                    runtime.device,
-                    free_outputs=request.free_outputs,
-                    strict=request.strict,
-                    vocab=request.vocab,
-                )
+                parents, report = _parents(request, checkpoints, runtime, recipe, report)
         except IncompatibleModels as error:
             # One file of an unknown architecture can still be described; a comparison can't.
             if len(checkpoints) > 1 or request.graph or request.arch != "auto":
                 raise
-            return replace(report, warnings=(f"no layer graph: {error.what}: {error.why}",))
-        report = replace(
-            report,
-            tensors=tensor_records(parents.whole.checkpoint, parents.whole.graph),
-            graph=graph_record(parents.whole.graph),
-            warnings=(*parents.warnings, *parents.anchor.graph.warnings),
-        )
+            warning = f"no layer graph: {error.what}: {error.why}"
+            report = replace(
+                report, tensors=tensor_records(checkpoints[0], None), warnings=(warning,)
+            )
+            return finish(report, request)
         if request.write_spec is not None:
             from ..graph.write_spec import write_spec
 
             text = write_spec(parents.anchor.graph)
             write_text(request.write_spec, text, overwrite=request.overwrite)
-        matches: list[Match] = []
-        if costs and len(checkpoints) > 1:
-            with watch("match"):
-                matches = [match(s, parents.anchor, recipe, runtime) for s in parents.sources]
+        if parents.sources:
+            # What a merge would take: its own matcher, not the quick one of a pre-flight.
+            planned = replace(recipe, matcher="auto")
+            report = replace(report, estimate=estimate(parents.sources, parents.anchor, planned))
+            if request.costs:
+                with watch("match"):
+                    report, maps = _costs(parents, recipe, runtime, report, request)
+    report = replace(report, timings=dict(watch.seconds), peak_rss_bytes=peak_rss_bytes())
+    return finish(report, request, maps)
+
+
+def _parents(
+    request: InspectRequest,
+    checkpoints: Sequence[Checkpoint],
+    runtime: Runtime,
+    recipe: Recipe,
+    report: Report,
+) -> tuple[Parents, Report]:
+    """The models on one graph, and the report with what the anchor is and how the others differ."""
+    at = anchor_index(request.anchor, len(checkpoints))
+    chosen = 0 if at == MEDOID else at
+    while True:
+        known = find_architecture(
+            checkpoints, chosen, request.arch, free_outputs=request.free_outputs
+        )
+        report = replace(
+            report,
+            recipe={**report.recipe, "anchor": chosen},
+            tensors=tensor_records(checkpoints[chosen], known.graph),
+            graph=graph_record(known.graph),
+            differences=compare(known.graph, checkpoints, chosen),
+            warnings=known.graph.warnings,
+        )
+        try:
+            parents = fit(
+                known,
+                checkpoints,
+                chosen,
+                runtime.device,
+                strict=request.strict,
+                vocab=request.vocab,
+            )
+        except IncompatibleModels as error:
+            raise refusal(error, checkpoints, chosen, report) from error
+        report = replace(report, warnings=(*parents.warnings, *report.warnings))
+        medoid = find_medoid(parents, recipe, runtime) if at == MEDOID else chosen
+        if medoid == chosen:
+            return parents, report
+        at = chosen = medoid
+
+
+def _costs(
+    parents: Parents, recipe: Recipe, runtime: Runtime, report: Report, request: InspectRequest
+) -> tuple[Report, tuple[HeatMap, ...]]:
+    """The report with all costs, and the transport maps where somebody wants to see them."""
+    count = len(parents.models)
+    bench = open_bench(parents, request, recipe, Selection(normalised(None, count)), runtime)
+    if bench is not None:
+        parents = watch_units(bench, parents, recipe)
+        report = replace(report, warnings=(*report.warnings, *bench.warnings))
+    anchor = parents.anchor
+    matches = [match(s, anchor, recipe, runtime, random=True) for s in parents.sources]
+    spaces = tuple(s for m in matches for s in m.spaces)
+    pairs: tuple[Pair, ...] = ()
+    if len(parents.models) > 2 and recipe.align != "none":
+        known: dict[tuple[int, int], Match] = {
+            (source.index, anchor.index): found
+            for source, found in zip(parents.sources, matches, strict=True)
+        }
+        pairs = all_pairs(parents.models, known, recipe, runtime)
+    maps: tuple[HeatMap, ...] = ()
+    if request.plot is not None:
+        from .maps import heat_maps
+
+        maps = heat_maps(matches)
+    remarks = (*(w for m in matches for w in m.warnings), *one_start(spaces))
     report = replace(
         report,
-        spaces=tuple(s for m in matches for s in m.spaces),
+        spaces=spaces,
         layers=tuple(layer for m in matches for layer in m.layers),
-        timings=dict(watch.seconds),
-        peak_rss_bytes=peak_rss_bytes(),
+        candidates=tuple(c for m in matches for c in m.candidates),
+        pairs=pairs,
+        warnings=(*report.warnings, *remarks),
     )
-    return gate(report, request.max_cost)
+    return report, maps

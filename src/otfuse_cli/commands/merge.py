@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -16,26 +15,34 @@ from .. import __version__
 from ..align.match import match
 from ..align.models import Model
 from ..align.passes import realign
+from ..align.portfolio import Judge
 from ..align.recipe import Recipe
 from ..align.sweep import Match
 from ..checkpoint.draft import write_text
-from ..checkpoint.extras import Extras
 from ..checkpoint.names import TensorInfo
-from ..checkpoint.open import Checkpoint, open_checkpoint
-from ..checkpoint.suffix import DEFAULT_SHARD, parse_size
-from ..checkpoint.write import open_writer
+from ..checkpoint.open import Checkpoint
 from ..errors import UsageError
 from ..fuse.average import Aligned
 from ..fuse.fused import Fused
 from ..fuse.repair import Repair, plan_repair
 from ..fuse.selection import Selection
-from ..report import FileRecord, Report
+from ..report import Report
 from ..runtime import Progress, Runtime, Stopwatch, cores, peak_rss_bytes, resolve_device, silent
 from ..stored import report_beside
-from .bench import Improved, improve, open_bench, watch_units
+from .bench import watch_units
 from .function import check_function
+from .improve import Improved, improve
+from .inputs import open_bench
 from .memory import require_memory
-from .outputs import refuse_outputs, require_room
+from .outputs import (
+    Put,
+    kept_extras,
+    output_record,
+    refuse_outputs,
+    require_room,
+    sink,
+    target_info,
+)
 from .parents import (
     MEDOID,
     Parents,
@@ -45,11 +52,57 @@ from .parents import (
     graph_record,
     open_checkpoints,
 )
-from .requests import ImproveOptions, MergeRequest, OutputOptions, Source
+from .requests import STANDARD, AverageOptions, ImproveOptions, MergeRequest, Source
 from .weights import Rules, weight_rules
 
-Put = Callable[[str, torch.Tensor], None]
-PutRows = Callable[[str, int, torch.Tensor], None]
+Assemble = Callable[[Sequence[Checkpoint], int, ImproveOptions, str], Parents]
+
+
+class Matcher(Protocol):
+    """Aligns one source to the anchor; a judge scores candidates, where there are any."""
+
+    def __call__(
+        self,
+        source: Model,
+        anchor: Model,
+        recipe: Recipe,
+        runtime: Runtime,
+        judge: Judge | None = None,
+    ) -> Match:
+        """The source's match."""
+        ...
+
+
+def _assemble(
+    checkpoints: Sequence[Checkpoint], anchor: int, options: ImproveOptions, device: str
+) -> Parents:
+    return assemble(
+        checkpoints,
+        anchor,
+        options.arch,
+        device,
+        free_outputs=options.free_outputs,
+        strict=options.strict,
+        vocab=options.vocab,
+    )
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What a verb does its own way.
+
+    Attributes:
+        assemble: Opened checkpoints, anchor's index, options, device -> models with graphs.
+        match: One source against the anchor.
+        describe: What the verb adds to the report before it is written.
+        teach: From the aligned sources, what a refit aims at instead of the parents' mean; None
+            where that is the aim.
+    """
+
+    assemble: Assemble = _assemble
+    match: Matcher = match
+    describe: Callable[[Parents, Report], Report] = lambda parents, report: report
+    teach: Callable[[Sequence[Aligned]], Sequence[Aligned] | None] = lambda aligned: None
 
 
 @dataclass(frozen=True)
@@ -63,8 +116,9 @@ class Plan:
     output: Path | None
     report: Path | None
     options: ImproveOptions
-    target: OutputOptions
+    target: AverageOptions
     rules: Rules = ()
+    steps: Steps = field(default_factory=Steps)
 
 
 def merge(request: MergeRequest, *, progress: Progress = silent) -> Report:
@@ -113,9 +167,9 @@ def plan_merge(request: MergeRequest) -> Plan:
 
 
 def report_path(output: Path | None, report: Path | None) -> Path | None:
-    """Where the report goes: as asked, or beside the output."""
+    """The report's file: as asked, or beside the output; none where it goes to a stream."""
     if report is not None:
-        return Path(report)
+        return None if Path(report) == STANDARD else Path(report)
     return None if output is None else report_beside(output)
 
 
@@ -131,14 +185,17 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
     with open_checkpoints(plan.checkpoints, plan.options.key) as checkpoints:
         if plan.anchor_index == MEDOID:
             with watch("match"):
-                any_anchor = _assemble(plan, checkpoints, 0, runtime)
+                any_anchor = plan.steps.assemble(checkpoints, 0, plan.options, runtime.device)
                 chosen = find_medoid(any_anchor, recipe, runtime)
             plan = replace(plan, anchor_index=chosen)
         with watch("graph"):
-            parents = _assemble(plan, checkpoints, plan.anchor_index, runtime)
-        weights = plan.weights
+            parents = plan.steps.assemble(
+                checkpoints, plan.anchor_index, plan.options, runtime.device
+            )
+        weights = parents.weights or plan.weights
+        plan = replace(plan, weights=weights)
         selection = _select(plan, parents)
-        require_room(plan.output, _targets(plan, parents.whole.checkpoint))
+        require_room(plan.output, _targets(plan, parents))
         sources = [m for m in parents.sources if selection.used(m.index)]
         require_memory(sources, parents.anchor, recipe, plan.options.max_memory)
         # A source of weight 0 is not read beyond its header; the anchor is what others align to.
@@ -154,7 +211,8 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
         with watch("match"):
             for source in sources:
                 judge = None if bench is None else bench.judge(source)
-                matches.append(match(source, parents.anchor, recipe, runtime, judge))
+                found = plan.steps.match(source, parents.anchor, recipe, runtime, judge=judge)
+                matches.append(found)
             matches = realign(sources, matches, parents.anchor, weights, recipe, runtime)
         aligned = [
             Aligned(source, found.alignment, weights[source.index])
@@ -170,17 +228,24 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
         if bench is not None:
             with watch("refit"):
                 endpoint = _endpoint(aligned)
-                better = improve(bench, fused, recipe, plan.options, endpoint=endpoint)
+                better = improve(
+                    bench,
+                    fused,
+                    recipe,
+                    plan.options,
+                    endpoint=endpoint,
+                    teachers=plan.steps.teach(aligned),
+                )
                 fused = replace(fused, better=better.tensors)
         with watch("write"):
-            lost, digest = _write(plan, fused, runtime, also)
+            lost, digest = _write(plan, parents, fused, runtime, also)
         with watch("read"):
             inputs = tuple(c.record(digest=at in used) for at, c in enumerate(checkpoints))
         report = Report(
             command=plan.command,
             version=__version__,
             inputs=inputs,
-            output=_output_record(plan, digest),
+            output=output_record(plan.output, plan.target, plan.options.key, known=digest),
             recipe=_recipe(plan, recipe, runtime),
             graph=graph_record(parents.anchor.graph),
             spaces=tuple(s for m in matches for s in m.spaces),
@@ -188,6 +253,7 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
             candidates=tuple(c for m in matches for c in m.candidates),
             warnings=(
                 *parents.warnings,
+                *(bench.warnings if bench is not None else ()),
                 *selection.warnings(parents.whole.checkpoint.infos),
                 *lost,
                 *_warnings(parents, recipe, aligned, repair),
@@ -199,25 +265,11 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
             steps=better.steps,
             refits=better.refits,
         )
+        report = plan.steps.describe(parents, report)
     report = replace(report, timings=dict(watch.seconds), peak_rss_bytes=peak_rss_bytes())
     if plan.report is not None:
         write_text(plan.report, report.to_json(), overwrite=plan.target.overwrite)
     return report
-
-
-def _assemble(
-    plan: Plan, checkpoints: Sequence[Checkpoint], anchor_index: int, runtime: Runtime
-) -> Parents:
-    options = plan.options
-    return assemble(
-        checkpoints,
-        anchor_index,
-        options.arch,
-        runtime.device,
-        free_outputs=options.free_outputs,
-        strict=options.strict,
-        vocab=options.vocab,
-    )
 
 
 def _select(plan: Plan, parents: Parents) -> Selection:
@@ -262,77 +314,36 @@ def _endpoint(aligned: Sequence[Aligned]) -> bool:
 
 
 def _write(
-    plan: Plan, fused: Fused, runtime: Runtime, also: Put | None
+    plan: Plan, parents: Parents, fused: Fused, runtime: Runtime, also: Put | None
 ) -> tuple[tuple[str, ...], str | None]:
     """Write every tensor; returns what could not be written along with them, and the digest."""
-    anchor = fused.whole.checkpoint
-    infos = _targets(plan, anchor)
-    extras = anchor.extras() if plan.target.keep_extras else None
-    digests: list[str | None] = []
-    with _sink(plan, anchor, infos, also, extras, digests) as (put, put_rows):
-        for done, info in enumerate(infos):
-            runtime.progress("write", done, len(infos))
-            blocks = None if put_rows is None else fused.blocks(info.name, dtype=info.dtype)
-            if put_rows is None or blocks is None:
-                put(info.name, fused.tensor(info.name, dtype=info.dtype))
-            else:
+    like = parents.stored_like or parents.whole.checkpoint
+    infos = {info.name: info for info in _targets(plan, parents)}
+    extras, lost = kept_extras(like, plan.target)
+    names = list(parents.whole.checkpoint.infos.values())
+    with sink(
+        plan.output, like, list(infos.values()), plan.target, also=also, extras=extras
+    ) as out:
+        by_rows = out.put_rows if parents.store is None else None
+        for done, info in enumerate(names):
+            runtime.progress("write", done, len(names))
+            dtype = target_info(info, plan.target.dtype).dtype
+            blocks = None if by_rows is None else fused.blocks(info.name, dtype=dtype)
+            if by_rows is not None and blocks is not None:
                 for first, rows in blocks:
-                    put_rows(info.name, first, rows)
-    runtime.progress("write", len(infos), len(infos))
-    digest = digests[0] if digests else None
-    if extras is None or not extras.left_out:
-        return (), digest
-    return (f"--keep-extras left out: {', '.join(extras.left_out)}",), digest
+                    by_rows(info.name, first, rows)
+                continue
+            tensor = fused.tensor(info.name, dtype=dtype)
+            for name, stored in parents.stored(info.name, tensor).items():
+                out.put(name, stored.to(infos[name].dtype))
+    runtime.progress("write", len(names), len(names))
+    return lost, out.digest
 
 
-def _targets(plan: Plan, anchor: Checkpoint) -> list[TensorInfo]:
-    """The tensors of the output, in the anchor's order."""
-    if plan.target.dtype == "keep":
-        return list(anchor.infos.values())
-    wanted = getattr(torch, plan.target.dtype)
-    return [
-        replace(i, dtype=wanted) if i.dtype.is_floating_point else i for i in anchor.infos.values()
-    ]
-
-
-@contextmanager
-def _sink(
-    plan: Plan,
-    like: Checkpoint,
-    infos: Sequence[TensorInfo],
-    also: Put | None,
-    extras: Extras | None,
-    digests: list[str | None],
-) -> Iterator[tuple[Put, PutRows | None]]:
-    """Where fused tensors go: the output file, the caller (whole tensors only), or both."""
-    if plan.output is None:
-        yield also or (lambda name, tensor: None), None
-        return
-    target = plan.target
-    with open_writer(
-        plan.output,
-        infos,
-        like=like,
-        overwrite=target.overwrite,
-        extras=extras,
-        shard_size=parse_size(target.shard_size or DEFAULT_SHARD),
-        dtype=None if target.dtype == "keep" else target.dtype,
-    ) as writer:
-
-        def put(name: str, tensor: torch.Tensor) -> None:
-            writer.put(name, tensor)
-            if also is not None:
-                also(name, tensor)
-
-        yield put, None if also is not None else writer.put_rows
-    digests.append(writer.digest)
-
-
-def _output_record(plan: Plan, digest: str | None) -> tuple[FileRecord, ...]:
-    if plan.output is None:
-        return ()
-    with open_checkpoint(plan.output) as written:
-        return (written.record(known=digest),)
+def _targets(plan: Plan, parents: Parents) -> list[TensorInfo]:
+    """The tensors of the output, in the order of the file that it is like."""
+    like = parents.stored_like or parents.whole.checkpoint
+    return [target_info(info, plan.target.dtype) for info in like.infos.values()]
 
 
 def _recipe(plan: Plan, recipe: Recipe, runtime: Runtime) -> dict[str, Any]:
@@ -366,6 +377,7 @@ def _inputs_recipe(options: ImproveOptions) -> dict[str, Any]:
         "input_shape": options.input_shape,
         "refit": options.refits,
         "ridge": options.ridge,
+        "blend": options.blend,
         "calibrate": options.calibration,
     }
 

@@ -1,17 +1,42 @@
-"""Saying no before any work: to outputs that exist, that are inputs, or that lack something."""
+"""Where results go: refused before any work, written whole, recorded."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
+from ..checkpoint.extras import Extras
 from ..checkpoint.names import TensorInfo
-from ..checkpoint.suffix import PT_SUFFIXES, suffix_of
-from ..checkpoint.write import check_output
+from ..checkpoint.open import Checkpoint, open_checkpoint
+from ..checkpoint.suffix import DEFAULT_SHARD, PT_SUFFIXES, parse_size, suffix_of
+from ..checkpoint.write import check_output, open_writer
 from ..errors import OutputRefused, UsageError
+from ..report import FileRecord
 from .requests import OutputOptions, Source
+
+Put = Callable[[str, torch.Tensor], None]
+PutRows = Callable[[str, int, torch.Tensor], None]
+
+
+@dataclass
+class Sink:
+    """Where tensors go.
+
+    Attributes:
+        put: Takes a whole tensor.
+        put_rows: Takes rows of one in order, from a first row on; None where whole ones are wanted.
+        digest: The written file's, once it is complete, where it was taken while writing.
+    """
+
+    put: Put
+    put_rows: PutRows | None = None
+    digest: str | None = None
 
 
 def refuse_outputs(
@@ -61,6 +86,81 @@ def require_room(output: Path | None, infos: Iterable[TensorInfo]) -> None:
             why=f"it has {wanted} bytes, {free} are free",
             fix="write to a folder with enough room",
         )
+
+
+def target_info(info: TensorInfo, dtype: str) -> TensorInfo:
+    """What is written for a tensor: floating ones as `--dtype` says."""
+    if dtype == "keep" or not info.dtype.is_floating_point:
+        return info
+    return replace(info, dtype=getattr(torch, dtype))
+
+
+@contextmanager
+def sink(
+    output: Path | None,
+    like: Checkpoint,
+    infos: Sequence[TensorInfo],
+    target: OutputOptions,
+    *,
+    also: Put | None = None,
+    extras: Extras | None = None,
+) -> Iterator[Sink]:
+    """Where tensors go: the output file or folder, the caller (`also`: whole ones), or both."""
+    if output is None:
+        yield Sink(also or (lambda name, tensor: None))
+        return
+    with open_writer(
+        output,
+        infos,
+        like=like,
+        overwrite=target.overwrite,
+        extras=extras,
+        shard_size=parse_size(target.shard_size or DEFAULT_SHARD),
+        dtype=None if target.dtype == "keep" else target.dtype,
+    ) as writer:
+
+        def put(name: str, tensor: torch.Tensor) -> None:
+            writer.put(name, tensor)
+            if also is not None:
+                also(name, tensor)
+
+        found = Sink(put, None if also is not None else writer.put_rows)
+        yield found
+    found.digest = writer.digest
+
+
+def kept_extras(
+    checkpoint: Checkpoint, target: OutputOptions
+) -> tuple[Extras | None, tuple[str, ...]]:
+    """What is written along with the tensors, if asked for, and a warning of what can't be."""
+    if not target.keep_extras:
+        return None, ()
+    extras = checkpoint.extras()
+    if not extras.left_out:
+        return extras, ()
+    return extras, (f"--keep-extras left out: {', '.join(extras.left_out)}",)
+
+
+def output_record(
+    output: Path | None,
+    target: OutputOptions,
+    key: str | None = None,
+    *,
+    known: str | None = None,
+) -> tuple[FileRecord, ...]:
+    """What was written, as the report holds it.
+
+    Args:
+        output: The file or folder, if any.
+        target: How it was written.
+        key: What the input was read under.
+        known: Its digest, where it is known.
+    """
+    if output is None:
+        return ()
+    # With other entries beside it, what was written is as ambiguous as the input was.
+    with open_checkpoint(output, key=key if target.keep_extras else None) as written:
+        return (written.record(known=known),)
 
 
 def _refuse_options(output: Path, target: OutputOptions, *, folder: bool) -> None:

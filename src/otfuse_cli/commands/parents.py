@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+
+import torch
 
 from ..align.models import Model
 from ..align.passes import medoid
@@ -34,6 +36,9 @@ class Parents:
         kept: Tensors of the anchor that are not averaged, since the models differ in them.
         complete: Every model has all tensors and rows of the anchor.
         warnings: What differs.
+        stored_like: The checkpoint that the output is written like, if not like the anchor.
+        store: A fused tensor of the anchor as the tensors of `stored_like`.
+        weights: In place of the plan's, where they follow from what the models are.
     """
 
     models: tuple[Model, ...]
@@ -43,6 +48,13 @@ class Parents:
     kept: frozenset[str] = frozenset()
     complete: bool = True
     warnings: tuple[str, ...] = ()
+    stored_like: Checkpoint | None = None
+    store: Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]] | None = None
+    weights: tuple[float, ...] | None = None
+
+    def stored(self, name: str, tensor: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """What is written for one fused tensor of the anchor."""
+        return {name: tensor} if self.store is None else self.store(name, tensor)
 
     @property
     def anchor(self) -> Model:
@@ -71,6 +83,25 @@ def _is_path(source: Source) -> bool:
     return not hasattr(source, "keys")
 
 
+def find_architecture(
+    checkpoints: Sequence[Checkpoint], anchor_index: int, arch: str, *, free_outputs: bool = False
+) -> Architecture:
+    """The anchor's layer graph.
+
+    Raises:
+        IncompatibleModels: Nothing tells it.
+    """
+    anchor = checkpoints[anchor_index]
+    return architecture(
+        arch,
+        shapes_of(anchor),
+        aliases=anchor.aliases,
+        config=read_config(anchor.path),
+        label=anchor.label,
+        free_outputs=free_outputs,
+    )
+
+
 def assemble(
     checkpoints: Sequence[Checkpoint],
     anchor_index: int,
@@ -87,24 +118,42 @@ def assemble(
         IncompatibleModels: No graph, or models that differ in more than widths and in more than
             `strict` and `vocab` allow.
     """
+    known = find_architecture(checkpoints, anchor_index, arch, free_outputs=free_outputs)
+    return fit(known, checkpoints, anchor_index, device, strict=strict, vocab=vocab)
+
+
+def fit(
+    known: Architecture,
+    checkpoints: Sequence[Checkpoint],
+    anchor_index: int,
+    device: str,
+    *,
+    strict: bool = True,
+    vocab: str = "refuse",
+) -> Parents:
+    """The anchor's graph, fitted to the others.
+
+    Raises:
+        IncompatibleModels: Models that differ in more than widths and in more than `strict` and
+            `vocab` allow.
+    """
     anchor = checkpoints[anchor_index]
-    known = architecture(
-        arch,
-        shapes_of(anchor),
-        aliases=anchor.aliases,
-        config=read_config(anchor.path),
-        label=anchor.label,
-        free_outputs=free_outputs,
-    )
-    fit = reconcile(checkpoints, anchor_index, known.graph, strict=strict, vocab=vocab)
+    common = reconcile(checkpoints, anchor_index, known.graph, strict=strict, vocab=vocab)
     models = []
-    for index, checkpoint in enumerate(fit.checkpoints):
-        own = fit.graph
+    for index, checkpoint in enumerate(common.checkpoints):
+        own = common.graph
         if index != anchor_index:
             own = resize(own, shapes_of(checkpoint), label=checkpoint.label, anchor=anchor.label)
         models.append(Model(index, checkpoint, own, device))
-    whole = Model(anchor_index, anchor, known.graph, device)
-    return Parents(tuple(models), anchor_index, known, whole, fit.kept, fit.complete, fit.warnings)
+    return Parents(
+        tuple(models),
+        anchor_index,
+        known,
+        Model(anchor_index, anchor, known.graph, device),
+        common.kept,
+        common.complete,
+        common.warnings,
+    )
 
 
 def find_medoid(parents: Parents, recipe: Recipe, runtime: Runtime) -> int:

@@ -7,7 +7,7 @@ option that is None was not given; `FusionOptions.recipe` fills it from `--paper
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,8 +26,13 @@ Source = str | Path | StateDict
 # A file, `file.py:loader`, or in memory: inputs, (inputs, labels), or a mapping of names to arrays.
 SampleSource = Any
 
+# In place of a file name: standard output for a report, standard input for one to look at.
+STANDARD = Path("-")
+
 __all__ = [
     "CHOICES",
+    "STANDARD",
+    "AverageOptions",
     "CheckRequest",
     "CurveRequest",
     "DemoRequest",
@@ -37,6 +42,7 @@ __all__ = [
     "MergeRequest",
     "OutputOptions",
     "PruneFuseRequest",
+    "PruneRequest",
     "Recipe",
     "SampleSource",
     "Source",
@@ -115,6 +121,7 @@ class ImproveOptions(FusionOptions):
     refit: bool | None = None
     force: bool = False
     ridge: float = 0.1
+    blend: str = "average"
     calibrate: str | None = None
 
     def __post_init__(self) -> None:
@@ -123,12 +130,14 @@ class ImproveOptions(FusionOptions):
             others()
         if not (isfinite(self.ridge) and self.ridge >= 0):
             raise UsageError("a ridge is finite and not negative", where=f"--ridge {self.ridge}")
-        if self.calibrate is not None and self.calibrate not in CHOICES["calibrate"]:
-            raise UsageError(
-                f"unknown value {self.calibrate!r}",
-                where="--calibrate",
-                fix=f"use one of: {', '.join(CHOICES['calibrate'])}",
-            )
+        for name in ("calibrate", "blend"):
+            value = getattr(self, name)
+            if value is not None and value not in CHOICES[name]:
+                raise UsageError(
+                    f"unknown value {value!r}",
+                    where=f"--{name}",
+                    fix=f"use one of: {', '.join(CHOICES[name])}",
+                )
 
     @property
     def has_inputs(self) -> bool:
@@ -153,13 +162,11 @@ class ImproveOptions(FusionOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
-    """What is averaged, and where results go. `report` None: beside the output.
+    """Where results go. `report` None: beside the output; `-`: standard output, no file.
 
-    `skip` and `only` are patterns of tensor names; `shard_size` is for folders (`5GB`).
+    `shard_size` is for folders (`5GB`).
     """
 
-    skip: tuple[str, ...] = ()
-    only: tuple[str, ...] = ()
     output: Path | None = None
     report: Path | None = None
     overwrite: bool = False
@@ -172,7 +179,15 @@ class OutputOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergeRequest(ImproveOptions, OutputOptions):
+class AverageOptions(OutputOptions):
+    """What is averaged, by patterns of tensor names, and where the average goes."""
+
+    skip: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeRequest(ImproveOptions, AverageOptions):
     """Fuse `checkpoints` (two or more) with `weights` into the anchor's shape.
 
     `weights` may be given by tensor: patterns of names to a weight per checkpoint.
@@ -184,12 +199,41 @@ class MergeRequest(ImproveOptions, OutputOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PruneFuseRequest(ImproveOptions, OutputOptions):
-    """Fuse `dense` into its pruned version, which is the anchor."""
+class PruneFuseRequest(ImproveOptions, AverageOptions):
+    """Fuse `dense` into its pruned version, which is the anchor.
+
+    `dense_weight` None: 0.7 where every unit of `pruned` is one of `dense`, otherwise 0.5.
+    """
 
     dense: Source
     pruned: Source
-    dense_weight: float = 0.5
+    dense_weight: float | None = None
+    keep_shape: bool = False
+
+    def recipe(self) -> Recipe:
+        """As for `merge`, but the dense network counts in full: the pruned one is made of it."""
+        if self.scale is None and not self.paper:
+            return replace(self, scale="preserve").recipe()
+        return super().recipe()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneRequest(OutputOptions):
+    """Remove units of `checkpoint`: the share `amount`, or shares by name (`layer`)."""
+
+    checkpoint: Source
+    amount: float | None = None
+    criterion: str = "l1"
+    only: tuple[str, ...] = ()
+    layer: Mapping[str, float] | None = None
+    arch: str = "auto"
+    key: str | None = None
+    device: str = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_choice("criterion", self.criterion)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +247,16 @@ class InspectRequest(FusionOptions):
     graph: bool = False
     write_spec: Path | None = None
     max_cost: float | None = None
+    max_moved: float | None = None
+    plot: Path | None = None
+    report: Path | None = None
     overwrite: bool = False
+
+    @property
+    def costs(self) -> bool:
+        """Whether anything that was asked for needs OT costs."""
+        wanted = (self.max_cost, self.max_moved, self.plot)
+        return self.ot_costs or any(option is not None for option in wanted)
 
 
 @dataclass(frozen=True, kw_only=True)

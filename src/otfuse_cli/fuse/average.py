@@ -14,6 +14,7 @@ import torch
 from ..align.alignment import Alignment
 from ..align.apply import transport
 from ..align.models import Model
+from ..align.shares import effective
 from ..checkpoint.open import is_finite
 from ..errors import SolveFailed
 from .repair import Repair, fused_variance, row_norms
@@ -55,20 +56,22 @@ def average(
     if len(sources) == 1 and sources[0].weight == 1.0:
         return stored(name, _moved(name, sources[0], own, exact=True), dtype)
     base = anchor.read(name)
-    rest = 1.0 - sum(source.weight for source in sources)
+    feed = name if repair is None else repair.means.get(name, name)
+    shares = shares_of(feed, anchor, sources)
+    rest = 1.0 - sum(shares)
     norms = None if base.is_complex() else row_norms(repair, name)
     if norms is not None:
         norms.add(rest, base)
     wide = base.is_complex() or base.dtype == torch.float64
     total: torch.Tensor | None = None
-    for source in sources:
+    for source, share in zip(sources, shares, strict=True):
         moved = _moved(name, source, base, exact=False)
         if moved.dtype == torch.float64 and not wide:
             base, wide = base.double(), True
             total = None if total is None else total.double()
         if norms is not None:
-            norms.add(source.weight, moved)
-        term = (moved.to(base.dtype) - base).mul_(source.weight)
+            norms.add(share, moved)
+        term = (moved.to(base.dtype) - base).mul_(share)
         total = term if total is None else total.add_(term)
     assert total is not None
     total.add_(base)
@@ -76,10 +79,16 @@ def average(
         total = norms.restore(total)
     if repair is not None and name in repair.feeds:
         before = sources if feeding is None else feeding
-        rest = 1.0 - sum(source.weight for source in before)
-        models = [(anchor, None, rest), *((s.model, s.alignment, s.weight) for s in before)]
+        shares = shares_of(repair.feeds[name][0], anchor, before)
+        moving = [(s.model, s.alignment, w) for s, w in zip(before, shares, strict=True)]
+        models = [(anchor, None, 1.0 - sum(shares)), *moving]
         total = fused_variance(total, name, repair.feeds[name], models)
     return stored(name, total, dtype)
+
+
+def shares_of(name: str, anchor: Model, sources: Sequence[Aligned]) -> list[float]:
+    """How much each source counts in the average of one tensor; the anchor has what they leave."""
+    return effective(name, anchor.graph, [(s.alignment, s.weight) for s in sources])
 
 
 def _kept(name: str, own: torch.Tensor, sources: Sequence[Aligned]) -> torch.Tensor:

@@ -6,7 +6,7 @@ Refit). No labels, no gradients; weights stay near the average where inputs say 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,9 @@ from ..runtime import Runtime
 from .lockstep import Lockstep, Parent, Stop
 from .patches import Rows, along_outputs, rows_of
 from .ridge import Ridge, Solution
+
+# What a value of the fused network should be, from the parents' values of that name.
+Aim = Callable[[str, Sequence[Parent], Sequence[Walk]], Tensor]
 
 # Rows of a layer: this many for each of its inputs, and never fewer than these in all.
 _ROWS_EACH, _ROWS_LEAST = 24, 30_000
@@ -45,6 +48,7 @@ def refit(
     left: frozenset[str] = frozenset(),
     runtime: Runtime,
     most_bytes: int,
+    aim: Aim | None = None,
 ) -> tuple[list[Refitted], tuple[str, ...]]:
     """Fit every layer of `fused`, in place.
 
@@ -57,6 +61,7 @@ def refit(
         left: Tensors that stay as they are.
         runtime: Device, seed, progress.
         most_bytes: Memory for what stopped passes hold.
+        aim: What a value should be, from the parents'; None for `mean_value`.
 
     Returns:
         What was fitted, and tensors that were left alone because they are used twice or tied.
@@ -73,14 +78,16 @@ def refit(
     done: list[Refitted] = []
     for at, fit in enumerate(plan):
         runtime.progress("refit", at, len(plan))
-        found = _fit(fit, lockstep, ridge, runtime.generator(7_000_000 + at))
+        found = _fit(fit, lockstep, ridge, runtime.generator(7_000_000 + at), aim or mean_value)
         if found is not None:
             done.append(found)
     runtime.progress("refit", len(plan), len(plan))
     return done, shared
 
 
-def _fit(fit: Fit, lockstep: Lockstep, ridge: float, generator: torch.Generator) -> Refitted | None:
+def _fit(
+    fit: Fit, lockstep: Lockstep, ridge: float, generator: torch.Generator, aim: Aim
+) -> Refitted | None:
     fused, layer = lockstep.fused, fit.layer
     assert isinstance(fused, dict)
     weight = fused[layer.weight]
@@ -88,7 +95,7 @@ def _fit(fit: Fit, lockstep: Lockstep, ridge: float, generator: torch.Generator)
     sums: Ridge | None = None
     prior = None
     for stop in lockstep.stops([fit.target], layer.node):
-        target = _target(fit, lockstep, stop)
+        target = _target(fit, lockstep, stop, aim)
         if rows is None or sums is None:
             each = max(1, target[0].numel() // max(1, target.shape[_channel(fit, target)]))
             most = max(_ROWS_LEAST, _ROWS_EACH * weight[0].numel()) // lockstep.samples.count
@@ -118,12 +125,12 @@ def _channel(fit: Fit, value: Tensor) -> int:
     return 1 if fit.layer.window is not None else value.dim() - 1
 
 
-def _target(fit: Fit, lockstep: Lockstep, stop: Stop) -> Tensor:
-    """Weighted mean of what the parents have there, on the anchor's units, less `minus`."""
-    mean = mean_value(fit.target, lockstep.parents, stop.parents)
+def _target(fit: Fit, lockstep: Lockstep, stop: Stop, aim: Aim) -> Tensor:
+    """What the fused network should have there, less `minus`."""
+    wanted = aim(fit.target, lockstep.parents, stop.parents)
     if fit.minus is not None:
-        mean = mean - stop.fused[fit.minus]
-    return lockstep.cut(mean, stop)
+        wanted = wanted - stop.fused[fit.minus]
+    return lockstep.cut(wanted, stop)
 
 
 def mean_value(name: str, parents: Sequence[Parent], walks: Sequence[Walk]) -> Tensor:

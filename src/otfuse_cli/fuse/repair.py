@@ -36,12 +36,14 @@ class Repair:
         rows: Weight to the axis whose rows get their length back.
         outputs: Weights of output layers, which get one factor.
         feeds: Running variance to (weight, axis) of the layer that feeds its norm.
+        means: Running mean to that weight: a model counts as much in one as in the other.
         warnings: What could not be repaired, and why.
     """
 
     rows: Mapping[str, int] = field(default_factory=dict)
     outputs: frozenset[str] = frozenset()
     feeds: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    means: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
 
@@ -55,6 +57,7 @@ def plan_repair(graph: LayerGraph) -> Repair:
     rows: dict[str, int] = {}
     outputs: set[str] = set()
     feeds: dict[str, tuple[str, int]] = {}
+    means: dict[str, str] = {}
     warnings: list[str] = []
     left: list[str] = []
     for at, op in enumerate(graph.ops):
@@ -70,6 +73,8 @@ def plan_repair(graph: LayerGraph) -> Repair:
                 )
             else:
                 feeds[op.tensors["running_var"]] = feed
+                if "running_mean" in op.tensors:
+                    means[op.tensors["running_mean"]] = feed[0]
         elif op.kind in (OpKind.LINEAR, OpKind.CONV) and not normed:
             found = _matrix(graph, op)
             if found is None or graph.tensors[found[0]].aliases:
@@ -94,7 +99,7 @@ def plan_repair(graph: LayerGraph) -> Repair:
             and not any(name in op.tensors.values() for op in graph.ops)
         ):
             warnings.append(f"{name}: no operation is known for it, it is the weighted mean")
-    return Repair(rows, frozenset(outputs), feeds, tuple(warnings))
+    return Repair(rows, frozenset(outputs), feeds, means, tuple(warnings))
 
 
 class RowNorms:

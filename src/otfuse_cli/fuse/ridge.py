@@ -63,6 +63,7 @@ class Ridge:
         self.target = self.missed = 0.0
         self._inputs: list[Tensor] = []
         self._rests: list[Tensor] = []
+        self._waiting: list[tuple[Tensor, Tensor]] = []
         if not self.dual:
             self.gram_gDD = like.new_zeros(g, d, d)
             self.cross_gDO = like.new_zeros(g, d, o)
@@ -81,9 +82,18 @@ class Ridge:
         if self.dual:
             self._inputs.append(inputs)
             self._rests.append(rest)
-        else:
-            self.gram_gDD.baddbmm_(inputs.transpose(1, 2), inputs)
-            self.cross_gDO.baddbmm_(inputs.transpose(1, 2), rest)
+            return
+        # As long as the prior is right nothing will have to be solved: the product can wait.
+        self._waiting.append((inputs_gnD, rest))
+        if self.residual >= UNTOUCHED:
+            self._count()
+
+    def _count(self) -> None:
+        for inputs, rest in self._waiting:
+            turned = inputs.double().transpose(1, 2)
+            self.gram_gDD.baddbmm_(turned, turned.transpose(1, 2))
+            self.cross_gDO.baddbmm_(turned, rest)
+        self._waiting.clear()
 
     @property
     def residual(self) -> float:
@@ -104,7 +114,10 @@ class Ridge:
         """
         if self.residual < UNTOUCHED:
             return None
-        return self._dual(ridge, where) if self.dual else self._primal(ridge, where)
+        if self.dual:
+            return self._dual(ridge, where)
+        self._count()
+        return self._primal(ridge, where)
 
     def _primal(self, ridge: float, where: str) -> Solution:
         n = self.rows

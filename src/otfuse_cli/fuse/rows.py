@@ -16,7 +16,7 @@ import torch
 
 from ..align.apply import row_indices
 from ..align.models import Model
-from .average import Aligned, stored, wide
+from .average import Aligned, shares_of, stored, wide
 from .repair import Repair, RowNorms, length_scale
 
 Note = Callable[[float, torch.Tensor], None]
@@ -30,9 +30,10 @@ _AT_ONCE = 1 << 26
 
 @dataclass(frozen=True)
 class _Part:
-    """One source of the average of a tensor, and the indices that move it."""
+    """One source of the average of a tensor, its share there, and the indices that move it."""
 
     source: Aligned
+    share: float
     indices: tuple[torch.Tensor | None, ...]
     whole: torch.Tensor | None
 
@@ -65,7 +66,7 @@ class RowAverage:
     ) -> None:
         self._name, self._anchor, self._parts = name, anchor, parts
         self._shape = anchor.checkpoint.infos[name].shape
-        self._rest = 1.0 - sum(part.source.weight for part in parts)
+        self._rest = 1.0 - sum(part.share for part in parts)
         self._kept = not parts
         self._copied = len(parts) == 1 and parts[0].source.weight == 1.0
         averaged = not (self._kept or self._copied)
@@ -140,8 +141,8 @@ class RowAverage:
                 base = base.double()
                 total = None if total is None else total.double()
             if note is not None:
-                note(part.source.weight, moved)
-            term = (moved.to(base.dtype) - base).mul_(part.source.weight)
+                note(part.share, moved)
+            term = (moved.to(base.dtype) - base).mul_(part.share)
             total = term if total is None else total.add_(term)
         assert total is not None
         return total.add_(base)
@@ -165,7 +166,8 @@ def by_rows(
     if repair is not None and (name in repair.feeds or repair.rows.get(name, 0) != 0):
         return None
     parts = []
-    for source in sources:
+    feed = name if repair is None else repair.means.get(name, name)
+    for source, share in zip(sources, shares_of(feed, anchor, sources), strict=True):
         model = source.model
         theirs = model.checkpoint.infos[name]
         indices = row_indices(name, model.graph, source.alignment)
@@ -173,7 +175,7 @@ def by_rows(
             return None
         small = theirs.nbytes * len(sources) <= _AT_ONCE
         whole = model.stored(name) if indices[0] is not None and small else None
-        parts.append(_Part(source, indices, whole))
+        parts.append(_Part(source, share, indices, whole))
     return RowAverage(name, anchor, parts, repair)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ..errors import IncompatibleModels
 from .axes import Axis, axis_size, axis_units, rename_units
@@ -117,7 +117,9 @@ def is_pinned(space: str) -> bool:
     return space.partition(":")[0] in PINNED
 
 
-def resize(graph: LayerGraph, shapes: Shapes, *, label: str, anchor: str) -> LayerGraph:
+def resize(
+    graph: LayerGraph, shapes: Shapes, *, label: str, anchor: str, whole_groups: bool = False
+) -> LayerGraph:
     """The same graph for a model of other widths: free spaces take their sizes from `shapes`.
 
     Args:
@@ -125,45 +127,87 @@ def resize(graph: LayerGraph, shapes: Shapes, *, label: str, anchor: str) -> Lay
         shapes: The other model's shapes.
         label: What messages call the other model.
         anchor: What messages call the anchor.
+        whole_groups: Where heads and what is inside them share an axis, the number of heads
+            differs, not their inside (as after pruning).
 
     Raises:
         IncompatibleModels: The two differ in more than widths; the first difference is named with
             both shapes.
     """
     _require_same_names(graph, shapes, label, anchor)
-    sizes = {id: s.size for id, s in graph.spaces.items() if s.pinned is not None}
-    pending = [(t.name, d) for t in graph.tensors.values() for d in range(len(t.axes))]
-    while pending:
-        left = []
-        for name, dim in pending:
-            mine, theirs = graph.tensors[name].shape, shapes[name]
-            axis = graph.tensors[name].axes[dim].expr
-            try:
-                found = fit_axis(axis, theirs[dim], sizes)
-            except ValueError as error:
-                reasons = {graph.spaces[u].pinned for u in axis_units(axis)} - {None}
-                pinned = f"; that axis is pinned: {', '.join(sorted(map(str, reasons)))}"
-                raise IncompatibleModels(
-                    "the models differ in more than widths",
-                    where=f"{name} axis {dim}: {list(theirs)} in {label}, {list(mine)} in {anchor}",
-                    why=f"{error}" + (pinned if reasons else ""),
-                    fix="fuse models of one architecture, with the same inputs and classes",
-                ) from error
-            if found is None:
-                left.append((name, dim))
-            sizes |= found or {}
-        if len(left) == len(pending):
-            # Nothing tells how two spaces share an axis (heads x dimensions): assume the anchor's.
-            name, dim = left[0]
-            axis = graph.tensors[name].axes[dim].expr
-            unknown = next(u for u in axis_units(axis) if u not in sizes)
-            sizes[unknown] = graph.spaces[unknown].size
-        pending = left
+    sizes, misfits = solve_widths(graph, shapes, whole_groups=whole_groups)
+    if misfits:
+        misfit = misfits[0]
+        mine, theirs = graph.tensors[misfit.name].shape, shapes[misfit.name]
+        raise IncompatibleModels(
+            "the models differ in more than widths",
+            where=f"{misfit.name} axis {misfit.dim}: {list(theirs)} in {label}, "
+            f"{list(mine)} in {anchor}",
+            why=misfit.why,
+            fix="fuse models of one architecture, with the same inputs and classes",
+        )
     return replace(
         graph,
         tensors={n: replace(t, shape=shapes[n]) for n, t in graph.tensors.items()},
         spaces={id: replace(s, size=sizes.get(id, s.size)) for id, s in graph.spaces.items()},
     )
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """An axis of a tensor that no sizes of the spaces explain."""
+
+    name: str
+    dim: int
+    why: str
+
+    @property
+    def text(self) -> str:
+        """Axis and cause."""
+        return f"axis {self.dim}: {self.why}"
+
+
+def solve_widths(
+    graph: LayerGraph, shapes: Shapes, *, whole_groups: bool = False
+) -> tuple[dict[str, int], tuple[Misfit, ...]]:
+    """Sizes of all spaces in another model of the same layers, and every axis that fits none.
+
+    Where nothing tells how two spaces share an axis (heads x dimensions), one keeps the anchor's.
+
+    Args:
+        graph: The anchor's graph.
+        shapes: The other model's, with the anchor's number of axes; tensors may be missing.
+        whole_groups: Of heads and what is inside them, the inside keeps the anchor's size.
+    """
+    sizes = {id: s.size for id, s in graph.spaces.items() if s.pinned is not None}
+    misfits: list[Misfit] = []
+    pending = [(n, d) for n in graph.tensors if n in shapes for d in range(len(shapes[n]))]
+    while pending:
+        left = []
+        for name, dim in pending:
+            axis = graph.tensors[name].axes[dim].expr
+            try:
+                found = fit_axis(axis, shapes[name][dim], sizes)
+            except ValueError as error:
+                reasons = {graph.spaces[u].pinned for u in axis_units(axis)} - {None}
+                pinned = f"; that axis is pinned: {', '.join(sorted(map(str, reasons)))}"
+                inside = any(graph.spaces[u].per is not None for u in axis_units(axis))
+                groups = "; heads and groups go whole" if inside else ""
+                why = f"{error}" + groups + (pinned if reasons else "")
+                misfits.append(Misfit(name, dim, why))
+                continue
+            if found is None:
+                left.append((name, dim))
+            sizes |= found or {}
+        if len(left) == len(pending):
+            name, dim = left[0]
+            axis = graph.tensors[name].axes[dim].expr
+            unknown = [u for u in axis_units(axis) if u not in sizes]
+            if whole_groups:
+                unknown.sort(key=lambda u: graph.spaces[u].per is None)
+            sizes[unknown[0]] = graph.spaces[unknown[0]].size
+        pending = left
+    return sizes, tuple(misfits)
 
 
 def few(names: Sequence[str]) -> str:

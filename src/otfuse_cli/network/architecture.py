@@ -52,18 +52,18 @@ def real_network(known: Architecture) -> Network | None:
     return build(network.source, device="cpu")
 
 
-def required_network(known: Architecture, arch: str) -> Network:
+def require_network(known: Architecture, arch: str, why: str) -> Network:
     """The network with tensors that hold values.
 
     Raises:
-        UsageError: Only names and shapes are known; says how to give it.
+        UsageError: Only names and shapes are known, and `why` needs more.
     """
     network = real_network(known)
     if network is None:
         raise UsageError(
-            "the network can't be run",
+            f"{why} needs a network to run",
             where=f"--arch {arch}",
-            why="names and shapes don't say what it computes",
+            why="names and shapes of tensors don't say what is computed from them",
             fix="give it: --arch file.py:factory, graph.pt2, hf:DIR, timm:NAME, torchvision:NAME; "
             "or mlp, for linear layers with ReLU between them",
         )

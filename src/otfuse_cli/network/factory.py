@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -37,6 +38,18 @@ class Network:
 def names_a_module(arch: str) -> bool:
     """Whether `--arch` names something to build rather than a family or a spec."""
     return ":" in arch
+
+
+def factory_arguments(arch: str) -> dict[str, Any]:
+    """Arguments of the user's factory that have defaults; none for a network of another kind."""
+    place = arch.partition(":")[0]
+    if not names_a_module(arch) or place in ("torchvision", "timm", "hf"):
+        return {}
+    try:
+        parameters = inspect.signature(find_callable(arch)).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
 def build(arch: str, *, device: str) -> Network:

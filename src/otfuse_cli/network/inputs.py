@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..errors import UsageError
 from ..graph.manners import eval_mode, no_fast_path
 from ..graph.trace import without_cache
-from .factory import Network
+from .factory import Network, build
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,17 @@ def accepted_keywords(module: nn.Module) -> frozenset[str]:
     )
 
 
+def callable_form(network: Network) -> Network:
+    """The network itself, or built again on the CPU where it can't be called on the meta device."""
+    if not any(t.is_meta for t in network.module.state_dict().values()):
+        return network
+    try:
+        example_call(network)
+    except Exception:  # noqa: BLE001 - a forward that looks at values, whatever it raises
+        return build(network.source, device="cpu")
+    return network
+
+
 def example_call(network: Network) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """What the network returns for its example inputs, and these, copied to its device."""
     module = network.module
@@ -107,6 +118,7 @@ def vocabularies(network: Network) -> dict[str, int]:
 
     One pass over the example inputs tells which embedding reads which input.
     """
+    network = callable_form(network)
     watch = _EmbeddingWatch()
     with watch:
         _, args, kwargs = example_call(network)

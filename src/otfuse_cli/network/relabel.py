@@ -1,7 +1,7 @@
 """Hard maps on tensors: permute the units of every axis as its expression says. Exact, no matmul.
 
-A map is an index vector, `new = old[map]`; a family's has one row per unit of its index space,
-by the unit's new place.
+A map is an index vector, `new = old[map]`, which may leave units out (pruning; not in families); a
+family's has one row per unit of its index space, by the unit's new place.
 """
 
 from __future__ import annotations
@@ -117,10 +117,12 @@ def _product_index(
     index_at = _next_index(factors, maps, spaces, at)
     if index_at is None:
         flat = torch.zeros(1, dtype=torch.int64)
+        new_shape = []
         for factor, n in zip(factors, shape, strict=True):
             own = axis_index(factor, maps, spaces, at)
             flat = (flat[:, None] * n + own[None, :]).reshape(-1)
-        return flat.reshape(shape)
+            new_shape.append(len(own))
+        return flat.reshape(new_shape)
     unit = factors[index_at]
     assert isinstance(unit, Unit)
     own = _unit_index(unit.space, maps, spaces, at)

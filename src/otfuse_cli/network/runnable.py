@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..errors import IncompatibleModels, UsageError
+from ..errors import IncompatibleModels
 from ..graph.model import LayerGraph
 from ..graph.program import Program, labelled_program
 from ..graph.trace import export
@@ -24,23 +24,6 @@ if TYPE_CHECKING:
 
 # Samples in one pass: enough to keep the cores busy, few enough for the caches.
 BATCH = 100
-
-
-def require_network(known: Architecture, arch: str, why: str) -> Network:
-    """The network to run.
-
-    Raises:
-        UsageError: Only names and shapes are known.
-    """
-    if known.network is None:
-        raise UsageError(
-            f"{why} needs a network to run",
-            where=f"--arch {arch}",
-            why="names and shapes of tensors don't say what is computed from them",
-            fix="give --arch file.py:factory, a saved graph.pt2, hf:DIR, torchvision:NAME, "
-            "timm:NAME, or mlp",
-        )
-    return known.network
 
 
 def runnable(

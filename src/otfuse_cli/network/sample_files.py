@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..checkpoint.open import open_checkpoint
 from ..errors import UnreadableInput, UsageError
+from ..graph.manners import own_output
 from .factory import find_callable
 
 SUFFIXES = (".npz", ".npy", ".safetensors", ".pt", ".pth")
@@ -80,7 +81,8 @@ def _from_numpy(path: Path) -> dict[str, Tensor]:
 def _from_loader(text: str) -> dict[str, Tensor]:
     loader = find_callable(text, option="--samples")
     try:
-        made = loader()
+        with own_output():
+            made = loader()
     except Exception as error:
         raise UnreadableInput(
             "the loader failed",

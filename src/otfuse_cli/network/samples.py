@@ -13,7 +13,15 @@ from ..errors import UnreadableInput, UsageError
 from ..graph.manners import eval_mode, no_fast_path
 from ..graph.trace import pick_outputs
 from .factory import Network
-from .inputs import Slot, accepted_keywords, example_call, is_program, slots, vocabularies
+from .inputs import (
+    Slot,
+    accepted_keywords,
+    callable_form,
+    example_call,
+    is_program,
+    slots,
+    vocabularies,
+)
 from .sample_files import Source, read_entries
 
 INPUT_NAMES = ("x", "inputs")
@@ -272,6 +280,7 @@ def _cast(tensor: Tensor, slot: Slot, where: str) -> Tensor:
 
 def _runs(network: Network, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """Whether the network takes samples of other sizes, and returns as many axes as before."""
+    network = callable_form(network)
     module, wanted = network.module, slots(network)
     before, positional, kwargs = example_call(network)
     args = list(positional)

@@ -118,5 +118,12 @@ def flat_inputs(program: Program, samples: Samples, device: str) -> list[Tensor]
             continue
         if short > 0:
             leaf = torch.cat([leaf, leaf[-1:].expand(short, *leaf.shape[1:])])
-        tensors.append(leaf.to(device))
+        tensors.append(_laid_out(leaf.to(device)))
     return tensors
+
+
+def _laid_out(tensor: Tensor) -> Tensor:
+    """Images with their channels last: convolutions on a CPU are half again as fast."""
+    if tensor.dim() == 4 and tensor.is_floating_point():
+        return tensor.contiguous(memory_format=torch.channels_last)
+    return tensor

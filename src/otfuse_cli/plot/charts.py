@@ -13,12 +13,13 @@ Style = Literal["solid", "dashed", "dotted"]
 
 @dataclass(frozen=True)
 class Series:
-    """A line: one value for each x; None leaves a gap."""
+    """A line: one value for each x; None leaves a gap. Lines of one `colour` belong together."""
 
     name: str
     x: tuple[float, ...]
     y: tuple[float | None, ...]
     style: Style = "solid"
+    colour: int | None = None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from io import BytesIO
+from textwrap import fill
 from typing import Any
 
 from .charts import COLOURS, HeatMap, LineChart, Picture, ticks
@@ -11,7 +12,7 @@ DASHES = {"solid": "-", "dashed": "--", "dotted": ":"}
 _MARKERS = "osD^vPX"
 # Inches; a label of a category needs its share of the width, up to a page of this size.
 _WIDTH, _WIDEST, _PER_CATEGORY = 9.0, 22.0, 0.24
-_LINE_HEIGHT, _MAP = 4.2, 2.6
+_LINE_HEIGHT, _MAP, _MAP_LETTERS = 4.2, 1.8, 26
 
 
 def drawing(picture: Picture, kind: str) -> bytes:
@@ -39,12 +40,14 @@ def _figure(picture: Picture) -> Any:
     names = max((len(n) for c in picture.lines for n in c.categories or ()), default=0)
     heights = [_LINE_HEIGHT + 0.065 * names] * len(picture.lines)
     map_rows = -(-len(picture.maps) // per_row)
-    heights += [_MAP + 0.5] * map_rows
+    titles = max((len(chart.title) for chart in picture.maps), default=0)
+    heights += [_MAP + 0.9 + 0.13 * (titles // _MAP_LETTERS)] * map_rows
     figure = Figure(figsize=(width, sum(heights) + 0.9), layout="constrained")
-    figure.suptitle(f"{picture.title}\n{picture.note}" if picture.note else picture.title)
+    figure.suptitle(fill(picture.title, int(10 * width)))
     bands = figure.subfigures(max(1, len(heights)), 1, height_ratios=heights or None, squeeze=False)
     for band, chart in zip(bands[:, 0], picture.lines, strict=False):
-        _draw_lines(band.subplots(), chart, most=int(width / (0.7 * _PER_CATEGORY)))
+        note = picture.note if chart is picture.lines[0] else ""
+        _draw_lines(band.subplots(), chart, note, most=int(width / (0.7 * _PER_CATEGORY)))
     for row in range(map_rows):
         axes = bands[len(picture.lines) + row, 0].subplots(1, per_row, squeeze=False)[0]
         shown = picture.maps[row * per_row : (row + 1) * per_row]
@@ -56,14 +59,14 @@ def _figure(picture: Picture) -> Any:
     return figure
 
 
-def _draw_lines(axes: Any, chart: LineChart, *, most: int) -> None:
+def _draw_lines(axes: Any, chart: LineChart, note: str, *, most: int) -> None:
     handles = []
     for at, line in enumerate(chart.series):
         y = [float("nan") if value is None else value for value in line.y]
         (handle,) = axes.plot(
             line.x,
             y,
-            color=COLOURS[at % len(COLOURS)],
+            color=COLOURS[(at if line.colour is None else line.colour) % len(COLOURS)],
             linestyle=DASHES[line.style],
             marker=_MARKERS[at % len(_MARKERS)],
             markersize=4,
@@ -77,7 +80,8 @@ def _draw_lines(axes: Any, chart: LineChart, *, most: int) -> None:
         axes.set_xlim(-0.5, len(chart.categories) - 0.5)
     if chart.from_zero:
         axes.set_ylim(bottom=0)
-    axes.set(xlabel=chart.xlabel, ylabel=chart.ylabel, title=chart.title)
+    axes.set(xlabel=chart.xlabel, ylabel=chart.ylabel)
+    axes.set_title("\n".join(filter(None, (chart.title, fill(note, 110)))), fontsize=8, loc="left")
     axes.grid(alpha=0.3)
     if len(handles) > 1:
         names = [line.name if line.name[:1] != "_" else f" {line.name}" for line in chart.series]
@@ -95,7 +99,7 @@ def _draw_map(axes: Any, chart: HeatMap) -> None:
         interpolation="nearest",
         extent=(-0.5, columns - 0.5, rows - 0.5, -0.5),
     )
-    axes.set_title(chart.title, fontsize=9)
+    axes.set_title(fill(chart.title, _MAP_LETTERS), fontsize=8)
     axes.set_xlabel(chart.xlabel, fontsize=8)
     axes.set_ylabel(chart.ylabel, fontsize=8)
     axes.tick_params(labelsize=7)

@@ -46,7 +46,7 @@ function lineChart(chart) {
   const letters = names ? Math.max(...names.map((name) => name.length)) : 0;
   const width = Math.max(900, names ? 22 * names.length + 110 : 0);
   const [left, right, top] = [70, 20, 12];
-  const bottom = names ? Math.min(340, 7.2 * letters + 46) : 52;
+  const bottom = names ? Math.min(340, 6.6 * letters + 44) : 52;
   const height = 360 + bottom;
   const svg = add(box, "svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img" });
   add(svg, "title", {}, `${chart.title || data.title}: ${chart.ylabel} by ${chart.xlabel}`);
@@ -80,7 +80,7 @@ function lineChart(chart) {
 }
 
 function drawSeries(svg, legend, chart, line, at, px, py) {
-  const colour = data.colours[at % data.colours.length];
+  const colour = data.colours[(line.colour ?? at) % data.colours.length];
   const group = add(svg, "g", { class: "series", "data-name": line.name });
   let path = "";
   line.x.forEach((x, n) => {

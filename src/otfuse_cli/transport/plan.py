@@ -174,6 +174,18 @@ class Plan:
         plan_NM[rows, cols] = values
         return plan_NM
 
+    def binned(self, most: int) -> Tensor:
+        """The plan as at most `most` x `most` sums of mass, for the eye; float64.
+
+        Source unit n falls into row `n * rows // N`, an anchor unit into a column likewise.
+        """
+        n, m = self.shape
+        rows, cols = min(n, most), min(m, most)
+        source, anchor, mass = self.entries()
+        flat = torch.zeros(rows * cols, dtype=torch.float64)
+        flat.index_add_(0, (source * rows // n) * cols + anchor * cols // m, mass)
+        return flat.view(rows, cols)
+
     def cost(self, cost_NM: Tensor) -> float:
         """`<T, cost>` in float64; the cost may be of any floating dtype, on any device.
 

@@ -1,0 +1,201 @@
+"""MNIST MLPs for the scripts beside this one: data, training as in the paper, accuracy.
+
+Networks have no biases, ReLU, and PyTorch's initial weights; training is SGD at a constant rate of
+0.01, momentum 0.5, batches of 64, 10 epochs (the paper, S1.1). Networks of one shape are trained
+together, as one network with a leading model axis; each has its own start, its own order of
+examples and, if wanted, its own part of the training set. Trained networks are kept in a cache, so
+that only the first run is slow. The same torch on the same machine trains the same bytes.
+
+Not a script: see four_mlps.py, widths.py, skill_transfer/run.py.
+
+Shapes: G models, B examples of a batch, I inputs and O outputs of a layer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import evaluate
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+StateDict = Mapping[str, torch.Tensor]
+
+MLPNET = (400, 200, 100)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train: hidden widths, and SGD. `decay`: the rate falls linearly to zero."""
+
+    hidden: tuple[int, ...] = MLPNET
+    epochs: int = 10
+    rate: float = 0.01
+    momentum: float = 0.5
+    batch: int = 64
+    decay: bool = False
+
+
+@dataclass(frozen=True)
+class Student:
+    """One network: seed of its initial weights, seed of its order of examples, its part of them."""
+
+    start: int
+    order: int
+    part: torch.Tensor | None = None  # indices into the training set, (n,) int64; None = all
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images (n, 784) as the networks take them, float32, and labels (n,), int64."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+
+
+def options(description: str | None) -> argparse.ArgumentParser:
+    """What every script takes."""
+    parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=0, help="of the first network (default 0)")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=evaluate.SHARED / "data" / "mnist.npz",
+        help="mnist.npz with x_train, y_train, x_test, y_test (default: that of OTFUSE_SHARED)",
+    )
+    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=home / "otfuse-examples",
+        help="folder of trained networks (default: %(default)s)",
+    )
+    return parser
+
+
+def load(data: Path, split: str) -> Split:
+    """`train` or `test`."""
+    with np.load(data) as file:
+        x, y = file[f"x_{split}"], file[f"y_{split}"]
+    images = (x.reshape(len(x), -1).astype(np.float32) / 255 - 0.1307) / 0.3081
+    return Split(torch.from_numpy(images), torch.from_numpy(y.astype(np.int64)))
+
+
+def accuracy(weights: StateDict, test: Split) -> float:
+    """Percent of `test` that a network gets right."""
+    with torch.inference_mode():
+        found = evaluate.mlpnet(weights, test.images).argmax(1)
+    return round(100 * float((found == test.labels).double().mean()), 2)
+
+
+def ensemble(networks: Sequence[StateDict], test: Split, weights: Sequence[float]) -> float:
+    """Percent of `test` that the weighted sum of the networks' logits gets right."""
+    with torch.inference_mode():
+        logits = sum(
+            evaluate.mlpnet(n, test.images) * w for n, w in zip(networks, weights, strict=True)
+        )
+    hits = logits.argmax(1) == test.labels  # type: ignore[union-attr]
+    return round(100 * float(hits.double().mean()), 2)
+
+
+def students(
+    recipe: Recipe, wanted: Sequence[Student], data: Path, cache: Path
+) -> list[dict[str, torch.Tensor]]:
+    """Trained networks, from the cache where they are there; tensors fc1.weight, fc2.weight, ..."""
+    paths = [cache / _name(recipe, student) for student in wanted]
+    missing = [at for at, path in enumerate(paths) if not path.exists()]
+    if missing:
+        cache.mkdir(parents=True, exist_ok=True)
+        train = load(data, "train")
+        sizes = sorted({_size(wanted[at], train) for at in missing})
+        for size in sizes:  # as many steps for each: a group
+            group = [at for at in missing if _size(wanted[at], train) == size]
+            began = time.perf_counter()
+            nets = fit(recipe, [wanted[at] for at in group], train)
+            for at, net in zip(group, nets, strict=True):
+                draft = paths[at].with_suffix(f".{os.getpid()}.tmp")
+                save_file(net, draft, metadata={"format": "pt"})
+                draft.replace(paths[at])
+            hidden = "-".join(map(str, recipe.hidden))
+            seconds = time.perf_counter() - began
+            print(
+                f"trained {len(group)} x {hidden} on {size} images in {seconds:.0f} s", flush=True
+            )
+    return [load_file(path) for path in paths]
+
+
+def _size(student: Student, train: Split) -> int:
+    return len(train.labels) if student.part is None else len(student.part)
+
+
+def _name(recipe: Recipe, student: Student) -> str:
+    part = b"" if student.part is None else student.part.numpy().tobytes()
+    mark = hashlib.sha256(repr((recipe, student.start, student.order)).encode() + part).hexdigest()
+    hidden = "-".join(map(str, recipe.hidden))
+    return f"mlp-{hidden}-start{student.start}-order{student.order}-{mark[:12]}.safetensors"
+
+
+def fit(recipe: Recipe, group: Sequence[Student], train: Split) -> list[dict[str, torch.Tensor]]:
+    """Train networks that have equally many examples, together.
+
+    Gradients are written out: momentum takes them in the product that makes them, which spares
+    two passes over the weights per step, a fifth of the time.
+    """
+    widths = (train.images.shape[1], *recipe.hidden, 10)
+    shapes = list(itertools.pairwise(widths))
+    starts = [torch.Generator().manual_seed(s.start) for s in group]
+    weights = [
+        torch.stack([torch.empty(i, o).uniform_(-1, 1, generator=g) for g in starts]) / math.sqrt(i)
+        for i, o in shapes
+    ]
+    momenta = [torch.zeros_like(w_GIO) for w_GIO in weights]
+    orders = [torch.Generator().manual_seed(1_000_003 + s.order) for s in group]
+    every = torch.arange(len(train.labels))
+    parts = [every if s.part is None else s.part for s in group]
+    size = len(parts[0])
+    steps, step = recipe.epochs * math.ceil(size / recipe.batch), 0
+    with torch.inference_mode():
+        for _ in range(recipe.epochs):
+            shuffled = [
+                p[torch.randperm(size, generator=g)] for p, g in zip(parts, orders, strict=True)
+            ]
+            for index_GB in torch.stack(shuffled).split(recipe.batch, dim=1):
+                x, y = train.images[index_GB], train.labels[index_GB]
+                rate = recipe.rate * (1 - step / steps if recipe.decay else 1)
+                _step(weights, momenta, x, y, rate, recipe.momentum)
+                step += 1
+    return [
+        {f"fc{at}.weight": w[g].T.contiguous().clone() for at, w in enumerate(weights, start=1)}
+        for g in range(len(group))
+    ]
+
+
+def _step(
+    weights: list[torch.Tensor],
+    momenta: list[torch.Tensor],
+    x_GBI: torch.Tensor,
+    y_GB: torch.Tensor,
+    rate: float,
+    momentum: float,
+) -> None:
+    """One step of SGD on the mean cross entropy of each network's batch."""
+    inputs = [x_GBI]
+    for w_GIO in weights[:-1]:
+        inputs.append(torch.bmm(inputs[-1], w_GIO).relu_())
+    slope = torch.bmm(inputs[-1], weights[-1]).softmax(-1)  # of the loss by the logits, times B
+    slope.scatter_add_(-1, y_GB[..., None], torch.full_like(slope[..., :1], -1.0))
+    slope /= y_GB.shape[1]
+    for at in reversed(range(len(weights))):
+        momenta[at].baddbmm_(inputs[at].mT, slope, beta=momentum)
+        if at:
+            slope = torch.bmm(slope, weights[at].mT).mul_(inputs[at] > 0)
+        weights[at].sub_(momenta[at], alpha=rate)

@@ -1,0 +1,69 @@
+"""Parents of the skill transfer experiments: who sees which part of the training set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from mnist import MLPNET, Recipe, Split, Student, students
+
+NARROW = (200, 100, 50)
+SHARES = (0.1, 0.3, 0.5, 0.1)  # of the four-model variant, the paper's S6
+ELSEWHERE = 1000  # added to the seed of a start that is not B's
+
+Network = dict[str, torch.Tensor]
+
+
+def portions(train: Split, digit: int, shares: tuple[float, ...], seed: int) -> list[torch.Tensor]:
+    """Indices for each model: the first has every `digit`, the rest is divided by `shares`."""
+    special = (train.labels == digit).nonzero().flatten()
+    rest = (train.labels != digit).nonzero().flatten()
+    rest = rest[torch.randperm(len(rest), generator=torch.Generator().manual_seed(seed))]
+    ends = torch.tensor(shares).cumsum(0).mul(len(rest)).round().long().tolist()
+    parts = [rest[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+    return [torch.cat([special, parts[0]]), *parts[1:]]
+
+
+def pairs(
+    digit: int, percent: int, seeds: list[int], start: str, train: Split, data: Path, cache: Path
+) -> list[tuple[Network, Network]]:
+    """Specialist A (`percent` of the rest) and generalist B, for each seed.
+
+    Args:
+        start: `same` (A from B's initial weights), `different`, or `narrow` (A half as wide).
+    """
+    parts = [portions(train, digit, (percent / 100, 1 - percent / 100), seed) for seed in seeds]
+    moved = 0 if start == "same" else ELSEWHERE
+    a = Recipe(NARROW if start == "narrow" else MLPNET)
+    a_students = [
+        Student(seed + moved, seed + ELSEWHERE, part[0])
+        for seed, part in zip(seeds, parts, strict=True)
+    ]
+    b_students = [Student(seed, seed, part[1]) for seed, part in zip(seeds, parts, strict=True)]
+    return list(
+        zip(
+            students(a, a_students, data, cache),
+            students(Recipe(MLPNET), b_students, data, cache),
+            strict=True,
+        )
+    )
+
+
+def fours(
+    digit: int, seeds: list[int], train: Split, data: Path, cache: Path
+) -> list[tuple[Network, ...]]:
+    """A (knows `digit`), B, C and D from one start, with 10, 30, 50 and 10 % of the rest."""
+    parts = [portions(train, digit, SHARES, seed) for seed in seeds]
+    models = [
+        students(
+            Recipe(MLPNET),
+            [
+                Student(seed, seed + at * ELSEWHERE, part[at])
+                for seed, part in zip(seeds, parts, strict=True)
+            ],
+            data,
+            cache,
+        )
+        for at in range(len(SHARES))
+    ]
+    return list(zip(*models, strict=True))

@@ -1,0 +1,59 @@
+"""The last steps of `inspect`, for costs just computed or those of a report: draw, file, gate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import UsageError
+from ..report import Report
+from ..stored import gate
+from .requests import STANDARD, InspectRequest
+
+if TYPE_CHECKING:
+    from ..plot.charts import HeatMap
+
+
+def check_outputs(request: InspectRequest) -> None:
+    """Say no before any work.
+
+    Raises:
+        UsageError: Two outputs of one name, or a plot that nobody can draw.
+        OutputRefused: One exists, or can't be written.
+    """
+    from ..checkpoint.write import check_output
+    from ..plot.write import check_plot
+
+    files = [path for path in (request.write_spec, request.plot, _file(request)) if path]
+    if len(set(files)) < len(files):
+        raise UsageError("two outputs have the same name", where=str(files[-1]))
+    for path in files:
+        if path == request.plot:
+            check_plot(path, overwrite=request.overwrite)
+        else:
+            check_output(path, overwrite=request.overwrite)
+
+
+def finish(report: Report, request: InspectRequest, maps: Sequence[HeatMap] = ()) -> Report:
+    """Write the plot and the report that were asked for, then hold the costs against the limits.
+
+    Raises:
+        GateFailed: A limit was passed; carries the report, which is written all the same.
+        UsageError: There are no costs to draw.
+    """
+    if request.plot is not None:
+        from ..plot.costs import picture
+        from ..plot.write import write_picture
+
+        write_picture(request.plot, picture(report, maps), overwrite=request.overwrite)
+    path = _file(request)
+    if path is not None:
+        from ..checkpoint.draft import write_text
+
+        write_text(path, report.to_json(), overwrite=request.overwrite)
+    return gate(report, request.max_cost, request.max_moved)
+
+
+def _file(request: InspectRequest) -> Path | None:
+    return None if request.report is None or Path(request.report) == STANDARD else request.report

@@ -1,0 +1,178 @@
+"""What inputs make of the average: refit, joint fusion, calibration, each step judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from ..align.recipe import Recipe
+from ..errors import IncompatibleModels, UsageError
+from ..fuse.average import Aligned
+from ..fuse.fused import Fused
+from ..fuse.joint import choices, joined_value, union
+from ..report import RefitRecord, StepRecord
+from .bench import Bench, Tensors, seen_units
+from .requests import ImproveOptions
+
+# Of the inputs, this part from the end is held out when two ways are compared.
+_HELD = 5
+
+
+@dataclass(frozen=True)
+class Improved:
+    """What inputs made of the average.
+
+    Attributes:
+        tensors: Those that are no longer the average's, by name.
+        steps: What each step gave.
+        refits: Layers that were fitted.
+        remarks: What was left alone.
+    """
+
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    steps: tuple[StepRecord, ...] = ()
+    refits: tuple[RefitRecord, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+
+def improve(
+    bench: Bench,
+    fused: Fused,
+    recipe: Recipe,
+    options: ImproveOptions,
+    *,
+    endpoint: bool,
+    teachers: Sequence[Aligned] | None = None,
+) -> Improved:
+    """Refit or replace the average, calibrate it; all in memory.
+
+    With the whole weight on one model only what was asked for is done. `teachers` are what a refit
+    aims at instead of the parents' mean.
+
+    Raises:
+        OtfuseError: A fit that is singular, `--blend joint` where it can't be.
+    """
+    if teachers is not None:
+        aims = {t.model.index: t.weight for t in teachers}
+        bench = replace(bench, weights=[aims.get(at, 0.0) for at in range(len(bench.weights))])
+    work = _Work(bench, fused, recipe, options, teachers)
+    average = bench.average(fused)
+    steps = [bench.step("average", average)]
+    tensors = average
+    fitted: tuple[RefitRecord, ...] = ()
+    remarks: tuple[str, ...] = ()
+    if options.refits and (not endpoint or bool(options.refit)):
+        way = "average" if endpoint or teachers is not None else options.blend
+        if way == "auto":
+            way, trials, remarks = work.compare()
+            steps += trials
+        tensors, fitted, more = (work.joint if way == "joint" else work.refit)(bench)
+        steps.append(bench.step("joint" if way == "joint" else "refit", tensors))
+        remarks = (*remarks, *more)
+    wanted = "none" if endpoint and options.calibrate is None else options.calibration
+    tensors, tried, more = work.calibrate(tensors, wanted, steps[-1])
+    changed = {n: t for n, t in tensors.items() if t is not average[n]}
+    return Improved(changed, (*steps, *tried), fitted, (*remarks, *more))
+
+
+_Fitted = tuple[Tensors, tuple[RefitRecord, ...], tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class _Work:
+    bench: Bench
+    fused: Fused
+    recipe: Recipe
+    options: ImproveOptions
+    teachers: Sequence[Aligned] | None = None
+
+    @property
+    def left(self) -> frozenset[str]:
+        """Tensors that stay the anchor's (`--skip`, `--only`)."""
+        names = self.fused.whole.checkpoint.infos
+        return frozenset(name for name in names if self.fused.selection.keeps(name))
+
+    def refit(self, bench: Bench) -> _Fitted:
+        """The average, every layer fitted to the parents' mean on the inputs of `bench`.
+
+        Under teachers the anchor itself is another start; the one that agrees more is kept.
+        """
+        average = bench.average(self.fused)
+        if self.teachers is None:
+            return self._refit(bench, average, self.fused.sources)
+        own = replace(self.fused, sources=(), repair=None)
+        found = [self._refit(bench, t, self.teachers) for t in (average, bench.average(own))]
+        return max(found, key=lambda fit: bench.agreement(fit[0]))
+
+    def _refit(self, bench: Bench, tensors: Tensors, aims: Sequence[Aligned]) -> _Fitted:
+        parents = bench.run_parents(aims)
+        fitted, remarks = bench.refit(parents, tensors, self.options.ridge, left=self.left)
+        return tensors, fitted, remarks
+
+    def joint(self, bench: Bench) -> _Fitted:
+        """The union of the parents, reduced and fitted on the inputs of `bench`.
+
+        Raises:
+            IncompatibleModels: Units that can't be seen one by one.
+            UsageError: Tensors that are to stay the anchor's.
+        """
+        if self.left:
+            raise UsageError(
+                "--blend joint makes all tensors anew",
+                where="--skip, --only",
+                fix="use --blend average",
+            )
+        parents = bench.parents
+        # An anchor of weight 0 gives its shape and nothing else.
+        order = [parents.anchor, *(a.model for a in self.fused.sources)]
+        order = [m for m in order if bench.weights[m.index] > 0]
+        weights = [bench.weights[m.index] for m in order]
+        seen = seen_units(bench, bench.samples, post=True, seed=self.recipe.seed)
+        chosen = choices(parents.anchor.graph, [seen[m.index] for m in order], weights)
+        parts = list(zip(order, chosen, weights, strict=True))
+        tensors = {
+            name: union(name, parents.anchor, parts).to(bench.runtime.device)
+            for name in parents.anchor.checkpoint.infos
+        }
+        fitted, remarks = bench.refit(
+            [bench.run_parent(m, w, maps) for m, maps, w in parts],
+            tensors,
+            self.options.ridge,
+            aim=joined_value,
+        )
+        return tensors, fitted, remarks
+
+    def compare(self) -> tuple[str, list[StepRecord], tuple[str, ...]]:
+        """`average` or `joint`: which agrees more with the parents on inputs not fitted on."""
+        count = self.bench.samples.count
+        cut = count - count // _HELD
+        some, held = self.bench.part(slice(0, cut)), self.bench.part(slice(cut, count))
+        try:
+            joint = held.step("joint, held out", self.joint(some)[0])
+        except (IncompatibleModels, UsageError) as error:
+            return "average", [], (f"--blend joint was not tried: {error.what}",)
+        average = held.step("refit, held out", self.refit(some)[0])
+        better = joint.agreement > average.agreement
+        steps = [replace(average, kept=not better), replace(joint, kept=better)]
+        return ("joint" if better else "average"), steps, ()
+
+    def calibrate(
+        self, tensors: Tensors, wanted: str, before: StepRecord
+    ) -> tuple[Tensors, Sequence[StepRecord], tuple[str, ...]]:
+        """Try what `--calibrate` says; keep what agrees more with the parents."""
+        kinds = {"none": (), "auto": ("bn", "repair")}.get(wanted, (wanted,))
+        best, steps, remarks = before, list[StepRecord](), tuple[str, ...]()
+        for kind in kinds:
+            trial = self.bench.calibrate(kind, self.fused.sources, tensors, self.left)
+            if trial is None:
+                if wanted != "auto":
+                    remarks = (*remarks, f"--calibrate {kind}: nothing to calibrate")
+                continue
+            found = self.bench.step(f"calibrate {kind}", trial)
+            kept = found.agreement > best.agreement
+            steps.append(replace(found, kept=kept))
+            if kept:
+                best, tensors = found, trial
+        return tensors, steps, remarks

@@ -1,0 +1,168 @@
+"""Inputs for a fusion, read or made up, and a bench on which its models run on them."""
+
+from __future__ import annotations
+
+import torch
+
+from ..align.models import Model
+from ..align.recipe import Recipe
+from ..errors import UsageError
+from ..fuse.selection import Selection
+from ..graph.program import Program, same_operations
+from ..network.architecture import require_network
+from ..network.runnable import runnable
+from ..network.samples import Samples, load_samples
+from ..network.synthetic import first_layer_names, synthetic_samples
+from ..runtime import Runtime
+from .bench import Bench, Tensors
+from .parents import Parents
+from .requests import FusionOptions, ImproveOptions
+
+# Fewer inputs than this say too little about a layer (DESIGN section 3, Refit).
+LEAST_SAMPLES = 25
+REAL, SYNTHETIC = 400, 2_000
+
+
+def require_no_inputs(options: FusionOptions, recipe: Recipe) -> None:
+    """Refuse options that mean nothing without inputs.
+
+    Raises:
+        UsageError: One of them was given.
+    """
+    wanted = None
+    if recipe.align == "acts":
+        wanted = "--align acts"
+    elif recipe.mass == "importance":
+        wanted = "--mass importance"
+    elif isinstance(options, ImproveOptions) and options.refit:
+        wanted = "--refit"
+    elif isinstance(options, ImproveOptions) and options.calibrate not in (None, "none"):
+        wanted = f"--calibrate {options.calibrate}"
+    elif isinstance(options, ImproveOptions) and options.blend != "average":
+        wanted = f"--blend {options.blend}"
+    if wanted is not None:
+        raise UsageError(
+            f"{wanted} needs inputs",
+            where=wanted,
+            why="it looks at what units do",
+            fix="add --samples FILE, or --synthetic for inputs that are made up",
+        )
+
+
+def open_bench(
+    parents: Parents,
+    options: FusionOptions,
+    recipe: Recipe,
+    selection: Selection,
+    runtime: Runtime,
+) -> Bench | None:
+    """Read or make inputs, and make every parent that counts ready to run; None without inputs.
+
+    Args:
+        parents: The models.
+        options: Which inputs.
+        recipe: What needs them.
+        selection: Shares; a source without any is not read.
+        runtime: Device and seed.
+
+    Raises:
+        OtfuseError: Inputs that can't be read or don't fit, no network to run.
+    """
+    if options.samples is None and not options.synthetic:
+        require_no_inputs(options, recipe)
+        return None
+    if recipe.mass == "importance" and recipe.align != "acts":
+        raise UsageError(
+            "--mass importance needs --align acts",
+            where=f"--align {recipe.align}",
+            why="importance is what units do, and units are compared by their weights here",
+            fix="add --align acts, or use --mass norm",
+        )
+    if not parents.complete or selection.rules:
+        raise UsageError(
+            "inputs can't be used here",
+            where="--samples or --synthetic",
+            why="the models differ in their tensors, or have weights by tensor: there is no one "
+            "function to aim at",
+            fix="fuse without inputs",
+        )
+    samples = _inputs(parents, options, recipe)
+    refits = isinstance(options, ImproveOptions) and options.refits and not options.force
+    if refits and samples.count < LEAST_SAMPLES:
+        raise UsageError(
+            "too few inputs for a refit",
+            where=f"{samples.count} samples",
+            why=f"with fewer than {LEAST_SAMPLES} it does more harm than good",
+            fix="give more, or use --no-refit, or --force to go on all the same",
+        )
+    anchor = parents.anchor_index
+    weights = selection.weights
+    used = [m for m in parents.models if m.index == anchor or selection.used(m.index)]
+    tensors = {m.index: _tensors(m) for m in used}
+    programs: dict[int, Program] = {}
+    by_shape: dict[tuple[object, ...], Program] = {}
+    own = {name: node.shape for name, node in parents.known.graph.tensors.items()}
+    for model in (parents.anchor, *(m for m in used if m.index != anchor)):
+        shapes = _shapes(model)
+        if shapes not in by_shape:
+            by_shape[shapes] = runnable(
+                parents.known,
+                samples,
+                device=runtime.device,
+                read=None if dict(shapes) == own else tensors[model.index],
+            )
+        programs[model.index] = by_shape[shapes]
+        if not same_operations(programs[model.index], programs[anchor]):
+            raise UsageError(
+                "the network computes something else at other widths",
+                where=f"--arch {options.arch}",
+                why="its forward pass takes another path",
+                fix="use --no-refit without inputs",
+            )
+    return Bench(
+        samples, programs, tensors, weights, parents, runtime, _most_bytes(options.max_memory)
+    )
+
+
+def _inputs(parents: Parents, options: FusionOptions, recipe: Recipe) -> Samples:
+    if options.samples is not None and options.synthetic:
+        raise UsageError(
+            "real inputs and synthetic ones",
+            where="--samples and --synthetic",
+            fix="give one of them",
+        )
+    network = require_network(
+        parents.known, options.arch, "--samples" if options.samples is not None else "--synthetic"
+    )
+    if options.samples is not None:
+        number = REAL if options.num_samples is None else options.num_samples
+        return load_samples(options.samples, network, number=number, seed=recipe.seed)
+    first = {
+        f"{model.index}.{name}": model.read(name).cpu()
+        for model in parents.models
+        for name in first_layer_names(model.graph)
+    }
+    return synthetic_samples(
+        network,
+        first,
+        number=SYNTHETIC if options.num_samples is None else options.num_samples,
+        seed=recipe.seed,
+        input_shape=options.input_shape,
+        kind=options.synthetic_kind,
+    )
+
+
+def _tensors(model: Model) -> Tensors:
+    found = {}
+    for name in model.checkpoint.infos:
+        tensor = model.read(name)
+        found[name] = tensor.to(torch.float32) if tensor.is_floating_point() else tensor
+    return found
+
+
+def _shapes(model: Model) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple((name, info.shape) for name, info in model.checkpoint.infos.items())
+
+
+def _most_bytes(max_memory: float | None) -> int:
+    return int((4.0 if max_memory is None else max_memory) * (1 << 30))

@@ -1,0 +1,225 @@
+"""`prune`: remove units, and write the smaller network that is left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import __version__
+from ..align.models import Model
+from ..checkpoint.config import read_config
+from ..checkpoint.draft import write_text
+from ..checkpoint.open import open_checkpoint
+from ..errors import SolveFailed, UsageError
+from ..graph.model import LayerGraph
+from ..graph.sizes import resize
+from ..network.acid import FLOAT32
+from ..network.architecture import Architecture, architecture
+from ..network.factory import factory_arguments
+from ..prune.advice import advice
+from ..prune.amounts import choose_amounts, held_together, require_share
+from ..prune.check import masked_change
+from ..prune.choose import Choice, choose
+from ..prune.compact import Pruner, smaller
+from ..prune.measure import pruning_record
+from ..report import Checks, Report
+from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
+from .merge import report_path
+from .outputs import (
+    Put,
+    kept_extras,
+    output_record,
+    refuse_outputs,
+    require_room,
+    sink,
+    target_info,
+)
+from .parents import graph_record, shapes_of
+from .requests import PruneRequest
+
+
+def prune(request: PruneRequest, *, progress: Progress = silent) -> Report:
+    """Prune `request.checkpoint` into its output file.
+
+    Raises:
+        OtfuseError: See docs/exit-codes.md; nothing is left behind.
+    """
+    if request.output is None:
+        raise UsageError("no output", where="-o OUT", fix="say where the pruned model goes")
+    return _run(request, progress)
+
+
+def prune_tensors(
+    request: PruneRequest, *, progress: Progress = silent
+) -> tuple[dict[str, torch.Tensor], Report]:
+    """Prune in memory, and to the output file as well where the request names one."""
+    tensors: dict[str, torch.Tensor] = {}
+    report = _run(request, progress, also=tensors.__setitem__)
+    return tensors, report
+
+
+@dataclass(frozen=True)
+class _Pruned:
+    """A network with what stays of it."""
+
+    known: Architecture
+    model: Model
+    choice: Choice
+    graph: LayerGraph
+
+
+def _run(request: PruneRequest, progress: Progress, also: Put | None = None) -> Report:
+    _require_amounts(request)
+    output = None if request.output is None else Path(request.output)
+    report_at = report_path(output, request.report)
+    refuse_outputs(output, report_at, (request.checkpoint,), request)
+    watch = Stopwatch()
+    runtime = Runtime(resolve_device(request.device), request.seed, progress)
+    label = "state dict" if hasattr(request.checkpoint, "keys") else None
+    with open_checkpoint(request.checkpoint, key=request.key, label=label) as checkpoint:
+        with watch("graph"):
+            known = architecture(
+                request.arch,
+                shapes_of(checkpoint),
+                aliases=checkpoint.aliases,
+                config=read_config(checkpoint.path),
+                label=checkpoint.label,
+            )
+            graph = known.graph
+            if shapes_of(checkpoint) != {n: t.shape for n, t in graph.tensors.items()}:
+                graph = resize(
+                    graph, shapes_of(checkpoint), label=checkpoint.label, anchor=graph.source
+                )
+            model = Model(0, checkpoint, graph, runtime.device)
+            amounts = choose_amounts(graph, request.amount, request.only, request.layer)
+        with watch("prune"):
+            choice = choose(model, amounts, request.criterion, runtime)
+        work = _Pruned(known, model, choice, smaller(graph, choice.kept))
+        with watch("check"):
+            checks, remarks = _check(work)
+        with watch("write"):
+            lost = _write(request, output, work, runtime, also)
+        report = Report(
+            command="prune",
+            version=__version__,
+            inputs=(checkpoint.record(),),
+            output=output_record(output, request, request.key),
+            recipe=_recipe(request, runtime),
+            graph=graph_record(work.graph),
+            checks=checks,
+            pruning=pruning_record(
+                graph,
+                work.graph,
+                criterion=request.criterion,
+                advice=advice(
+                    graph,
+                    work.graph,
+                    config=_config(request, checkpoint.path),
+                    arguments=factory_arguments(request.arch),
+                ),
+            ),
+            warnings=(*graph.warnings, *_left_whole(work, request), *lost, *remarks),
+        )
+    report = replace(report, timings=dict(watch.seconds), peak_rss_bytes=peak_rss_bytes())
+    if report_at is not None:
+        write_text(report_at, report.to_json(), overwrite=request.overwrite)
+    return report
+
+
+def _require_amounts(request: PruneRequest) -> None:
+    if request.amount is None and not request.layer:
+        raise UsageError(
+            "nothing says how much to prune",
+            where="--amount, --layer",
+            fix="for example --amount 0.5, or --layer fc1=0.9",
+        )
+    if request.only and request.amount is None:
+        raise UsageError("--only needs --amount", where="--only", fix="--layer names single layers")
+    if request.amount is not None:
+        require_share(request.amount, f"--amount {request.amount:g}")
+    for name, share in (request.layer or {}).items():
+        require_share(share, f"--layer {name}={share:g}", zero=True)
+
+
+def _check(work: _Pruned) -> tuple[Checks, tuple[str, ...]]:
+    """Compact against masked, where the network can be run and units are dropped.
+
+    Raises:
+        SolveFailed: They differ by more than rounding.
+    """
+    kept = work.choice.kept
+    together = sorted(set(held_together(work.model.graph)) & set(kept))
+    if together:
+        return Checks(), (
+            f"{', '.join(together)}: a norm takes its statistics over these units, so that those "
+            "which are left change too",
+        )
+    if work.choice.merges or not kept:
+        return Checks(), ()
+    change = masked_change(work.known, work.model, kept)
+    if change is None:
+        return Checks(), ()
+    if not change <= FLOAT32:
+        raise SolveFailed(
+            "the compact network computes something else than the masked one",
+            where=f"{work.model.checkpoint.label}: outputs differ by {change:.2g} (relative)",
+            why=f"{work.model.graph.source} says units go together that do not",
+            fix="find the claim with otfuse check, or correct the spec",
+        )
+    return Checks(True, change), ()
+
+
+def _write(
+    request: PruneRequest, output: Path | None, work: _Pruned, runtime: Runtime, also: Put | None
+) -> tuple[str, ...]:
+    """Write every tensor; returns what could not be written along with them."""
+    checkpoint = work.model.checkpoint
+    pruner = Pruner(work.model, work.choice)
+    infos = [
+        replace(target_info(info, request.dtype), shape=work.graph.tensors[info.name].shape)
+        for info in checkpoint.infos.values()
+    ]
+    require_room(output, infos)
+    extras, lost = kept_extras(checkpoint, request)
+    with sink(output, checkpoint, infos, request, also=also, extras=extras) as out:
+        for done, info in enumerate(infos):
+            runtime.progress("write", done, len(infos))
+            out.put(info.name, pruner.tensor(info.name, info.dtype))
+    runtime.progress("write", len(infos), len(infos))
+    return lost
+
+
+def _left_whole(work: _Pruned, request: PruneRequest) -> tuple[str, ...]:
+    left = [s for s in held_together(work.model.graph) if s not in work.choice.kept]
+    if request.amount is None or request.only or not left:
+        return ()
+    return (
+        f"{', '.join(left)} stays whole: a layer norm ties its units together; --layer prunes it "
+        "all the same",
+    )
+
+
+def _config(request: PruneRequest, path: Path | None) -> Mapping[str, Any] | None:
+    """The config.json that the network is built from."""
+    if request.arch.startswith("hf:"):
+        return read_config(Path(request.arch.removeprefix("hf:")))
+    return read_config(path)
+
+
+def _recipe(request: PruneRequest, runtime: Runtime) -> dict[str, Any]:
+    return {
+        "criterion": request.criterion,
+        "amount": request.amount,
+        "only": list(request.only),
+        "layer": dict(request.layer or {}),
+        "arch": request.arch,
+        "keep_extras": request.keep_extras,
+        "shard_size": request.shard_size,
+        "dtype": request.dtype,
+        "device": runtime.device,
+        "seed": request.seed,
+    }

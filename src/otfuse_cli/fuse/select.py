@@ -1,0 +1,70 @@
+"""Which units to keep of several parents, and how the others are made of them.
+
+Units are what they do on the inputs, rows of a Gram matrix over all taps of a space. Choosing M of
+them is the projection of the mixture of the parents' unit measures onto M points of its support
+(DESIGN section 3, Joint). Legend: U units of all parents, M chosen.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Relative to the mean power of a unit: below this, what is left of one is rounding.
+_NOTHING = 1e-10
+# Of the mean power of the chosen units.
+_RIDGE = 0.01
+
+
+def choose(gram_UU: Tensor, share_U: Tensor, most: int) -> Tensor:
+    """Pivoted Cholesky: again and again the unit that those chosen explain least.
+
+    A unit counts by its power to the half (rows are scaled by 1 / sqrt of their norm) and by the
+    share of its parent. Units that are explained already come last, by lowest index.
+
+    Args:
+        gram_UU: Inner products of what units do, float64.
+        share_U: Importance of each unit's parent.
+        most: M.
+
+    Returns:
+        M indices in ascending order.
+    """
+    norm_U = gram_UU.diagonal().clamp(min=0).sqrt()
+    scale_U = torch.where(norm_U > 0, norm_U.clamp(min=1e-300).rsqrt(), 0.0) * share_U.sqrt()
+    left_U = gram_UU.diagonal() * scale_U.square()
+    floor = _NOTHING * float(left_U.mean())
+    factor_MU = gram_UU.new_zeros(most, len(left_U))
+    free_U = torch.ones_like(left_U, dtype=torch.bool)
+    for at in range(most):
+        best = int(torch.where(free_U, left_U, -1.0).argmax())
+        free_U[best] = False
+        if left_U[best] > floor:
+            row = gram_UU[best] * scale_U[best] * scale_U - factor_MU[:at, best] @ factor_MU[:at]
+            factor_MU[at] = row / left_U[best].sqrt()
+            left_U = (left_U - factor_MU[at].square()).clamp(min=0)
+    return (~free_U).nonzero().flatten()
+
+
+def reconstruct(gram_UU: Tensor, chosen_M: Tensor) -> Tensor:
+    """Every unit as a combination of the chosen ones, U x M; those are themselves.
+
+    Least squares with a ridge toward the multiple of the one chosen unit that explains most. So a
+    duplicate is its twin exactly, and few inputs, which any set of units fits, are not overfitted.
+
+    Args:
+        gram_UU: Inner products of what units do, float64.
+        chosen_M: Indices of the chosen units.
+    """
+    cross_UM, inner_MM = gram_UU[:, chosen_M], gram_UU[chosen_M][:, chosen_M]
+    power = float(inner_MM.diagonal().mean())
+    power_M = inner_MM.diagonal().clamp(min=_NOTHING * power + 1e-300)
+    nearest_U1 = (cross_UM.square() / power_M).argmax(1, keepdim=True)
+    times_UM = (cross_UM / power_M).gather(1, nearest_U1)
+    read_UM = torch.zeros_like(cross_UM).scatter_(1, nearest_U1, times_UM)
+    system = inner_MM.clone()
+    system.diagonal().add_(_RIDGE * power + 1e-30)
+    factor = torch.linalg.cholesky(system)
+    read_UM += torch.cholesky_solve((cross_UM - read_UM @ inner_MM).T, factor).T
+    read_UM[chosen_M] = torch.eye(len(chosen_M), dtype=read_UM.dtype, device=read_UM.device)
+    return read_UM

@@ -1,0 +1,38 @@
+"""The compact network computes what the whole one does with the removed units at zero."""
+
+from __future__ import annotations
+
+import torch
+
+from ..align.models import Model
+from ..network.acid import function_change
+from ..network.architecture import Architecture, module_state, real_network
+from .compact import Kept, compact, expand
+
+
+def masked_change(known: Architecture, model: Model, kept: Kept) -> float | None:
+    """Largest relative difference of outputs between the masked and the compact network.
+
+    Units are dropped, not merged. None where nothing can be run: names and shapes only, or a
+    module that does not take other widths.
+    """
+    graph = model.graph
+
+    def small(name: str) -> torch.Tensor:
+        return compact(model.stored(name), graph.tensors[name], graph, kept)
+
+    def masked(name: str) -> torch.Tensor:
+        return expand(small(name), graph.tensors[name], graph, kept)
+
+    network = real_network(known)
+    if network is None:
+        return None
+    before, left = (module_state(network, known.names, read) for read in (masked, small))
+    for dtype in (torch.float64, torch.float32):
+        try:
+            return function_change(
+                network.module, network.args, network.kwargs, before, left, dtype=dtype
+            )
+        except (RuntimeError, ValueError):  # a shape that the module has fixed, or a kernel
+            continue
+    return None

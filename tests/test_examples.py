@@ -1,0 +1,154 @@
+"""The experiments of examples/ in small: networks trained for an epoch or two, floors that hold."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import otfuse_cli
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture(scope="module")
+def mnist():
+    """examples/mnist.py."""
+    return example("mnist")
+
+
+def example(name: str, folder: Path = EXAMPLES):
+    """A script, imported as its neighbours import each other."""
+    added = [str(EXAMPLES), str(folder)]
+    sys.path[:0] = added
+    try:
+        return importlib.import_module(name)
+    finally:
+        del sys.path[: len(added)]
+
+
+@pytest.fixture
+def data(shared):
+    return shared / "data" / "mnist.npz"
+
+
+def test_training_is_sgd_and_networks_do_not_see_each_other(mnist):
+    """Against autograd and torch.optim, one of two networks trained together."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(150, 12, generator=generator)
+    train = mnist.Split(images, torch.randint(10, (150,), generator=generator))
+    recipe = mnist.Recipe((8, 6), epochs=2, rate=0.05)
+    part = torch.arange(20, 120)
+    group = [mnist.Student(0, 0, torch.arange(100)), mnist.Student(3, 5, part)]
+    found = mnist.fit(recipe, group, train)[1]
+
+    start = torch.Generator().manual_seed(3)
+    weights = [
+        (torch.empty(i, o).uniform_(-1, 1, generator=start) / i**0.5).T.contiguous()
+        for i, o in ((12, 8), (8, 6), (6, 10))
+    ]
+    net = {f"fc{at}.weight": w.requires_grad_() for at, w in enumerate(weights, start=1)}
+    optimizer = torch.optim.SGD(weights, lr=0.05, momentum=0.5)
+    order = torch.Generator().manual_seed(1_000_003 + 5)
+    for _ in range(2):
+        for batch in part[torch.randperm(100, generator=order)].split(64):
+            optimizer.zero_grad()
+            logits = mnist.evaluate.mlpnet(net, images[batch])
+            torch.nn.functional.cross_entropy(logits, train.labels[batch]).backward()
+            optimizer.step()
+    for name, tensor in net.items():
+        torch.testing.assert_close(found[name], tensor.detach(), rtol=0, atol=1e-6)
+
+
+def test_portions_give_the_digit_to_the_first_alone(mnist):
+    parents = example("parents", EXAMPLES / "skill_transfer")
+    labels = torch.randint(10, (1000,), generator=torch.Generator().manual_seed(1))
+    parts = parents.portions(mnist.Split(torch.zeros(1000, 1), labels), 4, (0.1, 0.6, 0.3), seed=2)
+    assert torch.cat(parts).sort()[0].tolist() == list(range(1000))
+    rest = int((labels != 4).sum())
+    assert [int((labels[p] != 4).sum()) for p in parts] == pytest.approx(
+        [0.1 * rest, 0.6 * rest, 0.3 * rest], abs=1
+    )
+    assert int((labels[parts[0]] == 4).sum()) == 1000 - rest
+    assert not any((labels[p] == 4).any() for p in parts[1:])
+
+
+def test_trained_networks_are_kept(mnist, data, tmp_path, capsys):
+    part = torch.arange(64)
+    wanted = [mnist.Student(0, 0, part), mnist.Student(0, 1, part)]
+    recipe = mnist.Recipe((4, 3), epochs=1)
+    first = mnist.students(recipe, wanted, data, tmp_path)
+    assert "trained 2 x 4-3 on 64 images" in capsys.readouterr().out
+    again = mnist.students(recipe, wanted, data, tmp_path)
+    assert capsys.readouterr().out == ""
+    for one, other in zip(first, again, strict=True):
+        assert all(torch.equal(one[n], other[n]) for n in one)
+    assert not torch.equal(first[0]["fc1.weight"], first[1]["fc1.weight"])
+
+
+def quick(mnist, hidden):
+    """Shorter training than the paper's: an epoch at a rate that falls from 0.1."""
+    return mnist.Recipe(hidden, epochs=1, rate=0.1, decay=True)
+
+
+@pytest.mark.slow
+def test_four_networks(mnist, data, tmp_path):
+    """The experiment of examples/four_mlps.py in small. Measured: 33.31, 92.03, 94.86, 95.32."""
+    wanted = [mnist.Student(at, at) for at in range(4)]
+    nets = mnist.students(quick(mnist, (200, 100, 50)), wanted, data, tmp_path)
+    test = mnist.load(data, "test")
+    assert min(mnist.accuracy(n, test) for n in nets) > 96
+    options = {"plain": {"align": "none"}, "paper": {"paper": True}, "default": {}}
+    options["passes"] = {"passes": 3}
+    score = {
+        name: mnist.accuracy(otfuse_cli.merge(*nets, **chosen)[0], test)
+        for name, chosen in options.items()
+    }
+    assert score["default"] > 94
+    assert score["default"] > score["paper"] > score["plain"]
+    assert score["passes"] > 94.5
+
+
+@pytest.mark.slow
+def test_different_widths(mnist, data, tmp_path):
+    """200-100-50 into 100-50-25 and back: no scale that can be asked for is better."""
+    wanted = [mnist.Student(0, 0), mnist.Student(1, 1)]
+    wide = mnist.students(quick(mnist, (200, 100, 50)), wanted[:1], data, tmp_path)[0]
+    slim = mnist.students(quick(mnist, (100, 50, 25)), wanted[1:], data, tmp_path)[0]
+    test = mnist.load(data, "test")
+    for pair in ((wide, slim), (slim, wide)):
+        default, paper, preserve = (
+            mnist.accuracy(otfuse_cli.merge(*pair, **chosen)[0], test)
+            for chosen in ({}, {"scale": "paper"}, {"scale": "preserve", "repair": "none"})
+        )
+        assert default >= max(paper, preserve), (default, paper, preserve)
+
+
+@pytest.mark.slow
+def test_skill_transfer(mnist, data, tmp_path):
+    """A alone knows digit 4: somewhere along w_B the fusion beats A, B and the plain average."""
+    parents = example("parents", EXAMPLES / "skill_transfer")
+    train, test = (mnist.load(data, split) for split in ("train", "test"))
+    parts = parents.portions(train, 4, (0.1, 0.9), 0)
+    wanted = [mnist.Student(1, 1, parts[0]), mnist.Student(0, 0, parts[1])]
+    a, b = mnist.students(quick(mnist, (200, 100, 50)), wanted, data, tmp_path)
+    aligned, _ = otfuse_cli.merge(a, b, weights=(1, 0))
+
+    def best(source, repair):
+        """Along w_B, the ends included."""
+        return max(
+            mnist.accuracy(
+                otfuse_cli.merge(
+                    source, b, align="none", repair=repair, weights=(1 - share, share)
+                )[0],
+                test,
+            )
+            for share in (0, 0.1, 0.2, 0.3, 0.5, 1)
+        )
+
+    fused, plain = best(aligned, "auto"), best(a, "none")
+    assert fused >= plain
+    assert fused > max(mnist.accuracy(n, test) for n in (a, b))

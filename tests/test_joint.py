@@ -1,0 +1,206 @@
+"""Joint fusion: choosing and rebuilding units, and what must hold whatever the parents are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import otfuse_cli
+from nets import from_factory as build
+from otfuse_cli.errors import IncompatibleModels, UsageError
+from otfuse_cli.fuse.select import choose, reconstruct
+
+NET = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, stream={stream}, inner={inner}):
+        super().__init__()
+        self.stem = nn.Conv2d(3, stream, 3, padding=1, bias=False)
+        self.bn0 = nn.BatchNorm2d(stream)
+        self.conv1 = nn.Conv2d(stream, inner, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(inner)
+        self.conv2 = nn.Conv2d(inner, stream, 3, padding=1)
+        self.bn2 = nn.BatchNorm2d(stream)
+        self.head = nn.Linear(stream, 5)
+
+    def forward(self, x):
+        x = self.bn0(self.stem(x)).relu()
+        x = (x + self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))).relu()
+        return self.head(x.mean((2, 3)))
+
+
+def net():
+    return Net(), torch.randn(4, 3, 8, 8)
+"""
+
+
+@pytest.fixture
+def factory(tmp_path):
+    def write(stream=8, inner=6):
+        path = tmp_path / f"net{stream}_{inner}.py"
+        path.write_text(NET.format(stream=stream, inner=inner))
+        return f"{path}:net"
+
+    return write
+
+
+def permuted(state, seed=5):
+    """The twin of a network whose units stand in another order."""
+    generator = torch.Generator().manual_seed(seed)
+    twin = dict(state)
+    stream = torch.randperm(len(state["stem.weight"]), generator=generator)
+    inner = torch.randperm(len(state["conv1.weight"]), generator=generator)
+    for names, order in ((("stem", "bn0", "conv2", "bn2"), stream), (("conv1", "bn1"), inner)):
+        for name, tensor in state.items():
+            if name.partition(".")[0] in names and tensor.dim():
+                twin[name] = twin[name][order]
+    for name, order in (("conv1.weight", stream), ("conv2.weight", inner), ("head.weight", stream)):
+        twin[name] = twin[name][:, order]
+    return twin
+
+
+def outputs(arch, state, x):
+    net = build(arch, 0)
+    net.load_state_dict(state)
+    with torch.no_grad():
+        return net.eval()(x)
+
+
+def inputs(count=120, seed=3):
+    return torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 12), st.integers(1, 12), st.integers(0, 1000))
+def test_chosen_units_are_themselves_and_residuals_nearly_orthogonal(units, most, seed):
+    most = min(most, units)
+    rows = torch.randn(units, 40, generator=torch.Generator().manual_seed(seed)).double()
+    gram = rows @ rows.T
+    chosen = choose(gram, torch.ones(units, dtype=torch.float64), most)
+    assert len(set(chosen.tolist())) == most
+    assert chosen.tolist() == sorted(chosen.tolist())
+    read = reconstruct(gram, chosen)
+    assert torch.equal(read[chosen], torch.eye(most, dtype=torch.float64))
+    rest = rows - read @ rows[chosen]
+    # what a ridge of 0.01 leaves of the inner products
+    assert float((rest @ rows[chosen].T).abs().max()) < 0.05 * float(gram.diagonal().max())
+
+
+def test_a_duplicate_is_its_twin_and_few_inputs_are_not_overfitted():
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(12, 10, generator=generator).double()
+    rows = torch.cat([rows, 2 * rows[:3], 1e-9 * rows[:1]])
+    chosen = torch.arange(12)
+    read = reconstruct(rows @ rows.T, chosen)
+    twins = torch.eye(12, dtype=torch.float64)[[0, 1, 2, 0]] * torch.tensor([[2.0]] * 3 + [[1e-9]])
+    torch.testing.assert_close(read[12:], twins, rtol=0, atol=1e-9)
+
+    # 30 units seen on 20 inputs, all made of 4 signals and noise: other inputs of the same kind
+    mix = torch.randn(60, 4, generator=generator).double()
+    seen, other = (
+        mix @ torch.randn(4, count, generator=generator).double()
+        + 0.3 * torch.randn(60, count, generator=generator).double()
+        for count in (20, 2000)
+    )
+    chosen = torch.arange(30)
+    read = reconstruct(seen @ seen.T, chosen)
+    exact = torch.linalg.lstsq(seen[:30].T, seen.T, driver="gelsd").solution.T
+    missed, exactly = ((m @ other[:30] - other)[30:].norm() for m in (read, exact))
+    assert missed < 0.8 * exactly
+
+
+def test_a_duplicate_is_never_chosen_before_something_new():
+    rows = torch.randn(5, 30, generator=torch.Generator().manual_seed(0)).double()
+    rows = torch.cat([rows, rows])
+    chosen = choose(rows @ rows.T, torch.ones(10, dtype=torch.float64), 5)
+    assert {c % 5 for c in chosen.tolist()} == set(range(5))
+
+
+def test_a_parent_of_little_weight_gives_few_units():
+    rows = torch.randn(20, 60, generator=torch.Generator().manual_seed(0)).double()
+    share = torch.cat([torch.full((10,), 0.95), torch.full((10,), 0.05)]).double()
+    chosen = choose(rows @ rows.T, share, 10)
+    assert sum(c < 10 for c in chosen.tolist()) >= 9
+
+
+@pytest.mark.parametrize("twin", [lambda s: s, permuted], ids=["itself", "permuted"])
+def test_one_function_is_kept(factory, twin):
+    arch = factory()
+    state = build(arch, 1).state_dict()
+    x = inputs()
+    expected = outputs(arch, state, x)
+    for pair in ((state, twin(state)), (twin(state), state)):
+        fused, report = otfuse_cli.merge(
+            *pair, arch=arch, samples={"x": x}, num_samples=120, blend="joint"
+        )
+        found = outputs(arch, fused, inputs(50, seed=8))
+        wanted = outputs(arch, state, inputs(50, seed=8))
+        assert float((found - wanted).abs().max() / wanted.abs().max()) < 1e-4
+        assert [s.name for s in report.steps] == ["average", "joint"]
+    assert expected.shape == (120, 5)
+
+
+def test_order_of_the_parents_does_not_matter(factory):
+    arch = factory()
+    states = [build(arch, seed).state_dict() for seed in (1, 2)]
+    x = inputs()
+    found = [
+        outputs(
+            arch,
+            otfuse_cli.merge(
+                *pair, arch=arch, samples={"x": x}, num_samples=120, blend="joint",
+                matcher="sweep",
+            )[0],
+            x,
+        )
+        for pair in (states, states[::-1])
+    ]  # fmt: skip
+    assert float((found[0] - found[1]).abs().max() / found[0].abs().max()) < 1e-3
+
+
+def test_other_widths_and_more_than_two(factory):
+    small, large = factory(6, 4), factory(10, 8)
+    states = [build(large, 1).state_dict(), build(small, 2).state_dict()]
+    x = inputs(200)
+    fused, _ = otfuse_cli.merge(
+        *states, states[1], arch=small, samples={"x": x}, num_samples=200, blend="joint",
+        matcher="sweep",
+    )  # fmt: skip
+    assert fused["stem.weight"].shape == (6, 3, 3, 3)
+    wanted = (outputs(large, states[0], x) + 2 * outputs(small, states[1], x)) / 3
+    missed = float((outputs(small, fused, x) - wanted).norm() / wanted.norm())
+    assert missed < 0.25
+
+
+def test_auto_takes_what_agrees_more_on_what_was_held_out(factory):
+    arch = factory()
+    states = [build(arch, seed).state_dict() for seed in (1, 2)]
+    _, report = otfuse_cli.merge(
+        *states, arch=arch, samples={"x": inputs()}, num_samples=120, blend="auto", matcher="sweep"
+    )
+    _, refit, joint, last = report.steps
+    assert (refit.name, joint.name) == ("refit, held out", "joint, held out")
+    assert joint.kept is (joint.agreement > refit.agreement)
+    assert refit.kept is not joint.kept
+    assert last.name == ("joint" if joint.kept else "refit")
+
+
+def test_where_joint_can_not_be(factory):
+    arch = factory()
+    states = [build(arch, seed).state_dict() for seed in (1, 2)]
+    with pytest.raises(UsageError, match="makes all tensors anew"):
+        otfuse_cli.merge(
+            *states, arch=arch, samples={"x": inputs()}, blend="joint", skip=("head.*",)
+        )
+    assert IncompatibleModels.exit_code == 4
+
+
+def test_joint_needs_inputs(factory):
+    states = [build(factory(), seed).state_dict() for seed in (1, 2)]
+    with pytest.raises(UsageError, match="--blend joint needs inputs"):
+        otfuse_cli.merge(*states, arch=factory(), blend="joint")
