@@ -3,9 +3,10 @@
     python benchmarks/large.py [--gib 2] [--hidden 4096] [--folder DIR]
 
 Writes two synthetic transformers by Llama's names (bfloat16, no layer wider than 4096) to a
-temporary folder, which it removes. In one run: `cp` of both and `sync`; load, average, save and
-`sync` by safetensors' own functions; and `merge`, without matching and with the sweep. Each is a
-process of its own; times are wall seconds, since most of it is reading and writing.
+temporary folder, which it removes. In one run, by turns: `cp` of both and `sync`; load, average,
+save and `sync` by safetensors' own functions; `merge`, without matching and, in the first round
+only, with the sweep. Each is a process of its own; times are wall seconds, since most of it is
+reading and writing. Medians over the rounds; ratios are to the `cp` of the same round.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 AVERAGE = """
 import sys, torch
@@ -26,6 +29,7 @@ a, b = map(load_file, sys.argv[1:3])
 save_file({n: ((a[n].float() + b[n].float()) / 2).to(b[n].dtype) for n in b}, sys.argv[3])
 """
 
+SLOW = "merge --matcher sweep"
 OTFUSE = "import sys; from otfuse_cli.app import main; sys.exit(main(sys.argv[1:]))"
 
 
@@ -90,6 +94,7 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=2, help="size of each (default 2)")
     parser.add_argument("--hidden", type=int, default=4096, help="width (default 4096)")
     parser.add_argument("--folder", type=Path, help="where the temporary folder goes")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds (default 3)")
     parser.add_argument("--without", nargs="*", default=[], help="rows to leave out")
     parser.add_argument("--write", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -110,29 +115,54 @@ def main() -> None:
             "cp": ["cp", *pair, str(folder / "copy")],
             "load, average, save": [sys.executable, "-c", AVERAGE, *pair, out],
             "merge --align none": [*merge, "--align", "none", "-q"],
-            "merge --matcher sweep": [*merge, "--matcher", "sweep", "-q"],
+            SLOW: [*merge, "--matcher", "sweep", "-q"],
         }
         (folder / "copy").mkdir()
         size = sum(Path(path).stat().st_size for path in pair) / 2**30
         print(f"{size:.2f} GiB in two files, width {given.hidden}, {len(layout)} tensors each\n")
         print("| command | wall, s | against cp | peak, MiB | matching, s | the rest against cp |")
         print("|" + "---|" * 6)
-        reference = 0.0
-        for name, command in commands.items():
-            if name in given.without:
-                continue
-            seconds, peak = run(command)
-            reference = reference or seconds
-            cells = [name, f"{seconds:.1f}", f"{seconds / reference:.1f}", f"{peak:.0f}"]
-            if name.startswith("merge"):
-                timings = json.loads((folder / "out.report.json").read_text())["timings"]
-                rest = seconds - timings["match"]
-                cells += [f"{timings['match']:.1f}", f"**{rest / reference:.2f}**"]
-            else:
-                cells += ["", ""]
-            print(f"| {' | '.join(cells)} |", flush=True)
-            for made in (folder / "copy").iterdir():
-                made.unlink()
+        rows: dict[str, list[Row]] = {}
+        for at in range(given.rounds):
+            reference = 0.0
+            for name, command in commands.items():
+                if name in given.without or (at and name == SLOW):
+                    continue
+                seconds, peak = run(command)
+                reference = reference or seconds
+                matching = None
+                if name.startswith("merge"):
+                    report = json.loads((folder / "out.report.json").read_text())
+                    matching = report["timings"]["match"]
+                rows.setdefault(name, []).append(Row(seconds, peak, matching, reference))
+                for made in (folder / "copy").iterdir():
+                    made.unlink()
+        for name, found in rows.items():
+            print(line(name, found), flush=True)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run of a command, and what `cp` took in the same round."""
+
+    seconds: float
+    peak: float
+    matching: float | None
+    reference: float
+
+
+def line(name: str, rows: list[Row]) -> str:
+    """Medians of a command's runs, as a line of the table."""
+    seconds = median(r.seconds for r in rows)
+    ratio = median(r.seconds / r.reference for r in rows)
+    peak = max(r.peak for r in rows)
+    cells = [name, f"{seconds:.1f}", f"{ratio:.1f}", f"{peak:.0f}", "", ""]
+    if rows[0].matching is not None:
+        rest = median(
+            (r.seconds - r.matching) / r.reference for r in rows if r.matching is not None
+        )
+        cells[4:] = [f"{median(r.matching or 0.0 for r in rows):.1f}", f"**{rest:.2f}**"]
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

@@ -136,8 +136,9 @@ class LargeSpace:
         if plan.index_M is not None:
             index_M = plan.index_M.to(source.device)
             total = 0.0
-            for first in range(0, len(index_M), _ROWS):
-                last = min(first + _ROWS, len(index_M))
+            step = max(1, _PICKED // source.shape[1])
+            for first in range(0, len(index_M), step):
+                last = min(first + step, len(index_M))
                 some = index_M[first:last]
                 moved = paired_cost(source[some], anchor[first:last], metric=Metric.SQEUCLIDEAN)
                 lost = idle[0][some] | idle[1][first:last]
@@ -161,8 +162,8 @@ class LargeSpace:
         return torch.where(dead_M, 1.0, cost_M) if self.recipe.unit_norm else cost_M
 
 
-# Rows that are picked at a time.
-_ROWS = 512
+# Numbers of the rows that are picked at a time.
+_PICKED = 1 << 21
 
 
 def large_space(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..checkpoint.open import Checkpoint, is_finite, require_finite
 from ..graph.model import LayerGraph
-from .activations import Observed
+
+if TYPE_CHECKING:
+    from .activations import Observed
 
 # Tensors above this are checked by blocks of rows.
 _READ_BYTES = 1 << 22

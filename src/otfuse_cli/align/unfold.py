@@ -49,8 +49,9 @@ def unfold(
                 continue
             front = [at] if index is None else [names.index(index), at]
             rest = [d for d in range(block.dim()) if d not in front]
-            loose = [d for d in rest if names[d] in pool]
-            tight = [d for d in rest if names[d] not in pool]
+            # One unit has one order: nothing about it is open.
+            loose = [d for d in rest if names[d] in pool and block.shape[d] > 1]
+            tight = [d for d in rest if d not in loose]
             moved = block.permute(*front, *tight, *loose)
             if loose:
                 moved = _pooled(moved, len(front) + len(tight))

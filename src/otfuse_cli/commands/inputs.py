@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from ..align.models import Model
 from ..align.recipe import Recipe
 from ..errors import UsageError
 from ..fuse.selection import Selection
-from ..graph.program import Program, same_operations
 from ..network.architecture import require_network
-from ..network.runnable import runnable
-from ..network.samples import Samples, load_samples
-from ..network.synthetic import first_layer_names, synthetic_samples
 from ..runtime import Runtime
-from .bench import Bench, Tensors
 from .parents import Parents
 from .requests import FusionOptions, ImproveOptions
+
+if TYPE_CHECKING:
+    from ..graph.program import Program
+    from ..network.samples import Samples
+    from .bench import Bench, Tensors
 
 # Fewer inputs than this say too little about a layer (DESIGN section 3, Refit).
 LEAST_SAMPLES = 25
@@ -86,6 +88,10 @@ def open_bench(
             "function to aim at",
             fix="fuse without inputs",
         )
+    from ..graph.program import same_operations
+    from ..network.runnable import runnable
+    from .bench import Bench
+
     samples = _inputs(parents, options, recipe)
     refits = isinstance(options, ImproveOptions) and options.refits and not options.force
     if refits and samples.count < LEAST_SAMPLES:
@@ -131,6 +137,9 @@ def _inputs(parents: Parents, options: FusionOptions, recipe: Recipe) -> Samples
             where="--samples and --synthetic",
             fix="give one of them",
         )
+    from ..network.samples import load_samples
+    from ..network.synthetic import first_layer_names, synthetic_samples
+
     network = require_network(
         parents.known, options.arch, "--samples" if options.samples is not None else "--synthetic"
     )

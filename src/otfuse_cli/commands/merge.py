@@ -29,9 +29,7 @@ from ..fuse.selection import Selection
 from ..report import Report
 from ..runtime import Progress, Runtime, Stopwatch, cores, peak_rss_bytes, resolve_device, silent
 from ..stored import report_beside
-from .bench import watch_units
 from .function import check_function
-from .improve import Improved, improve
 from .inputs import open_bench
 from .memory import require_memory
 from .outputs import (
@@ -205,6 +203,8 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
         with watch("inputs"):
             bench = open_bench(parents, plan.options, recipe, selection, runtime)
             if bench is not None:
+                from .bench import watch_units
+
                 parents = watch_units(bench, parents, recipe)
                 sources = [m for m in parents.sources if selection.used(m.index)]
         matches: list[Match] = []
@@ -224,8 +224,10 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
         if recipe.repair == "auto" and (plan.rules or not _endpoint(aligned)):
             repair = plan_repair(parents.anchor.graph)
         fused = Fused(parents.whole, parents.anchor, aligned, selection, repair)
-        better = Improved()
+        better = None
         if bench is not None:
+            from .improve import improve
+
             with watch("refit"):
                 endpoint = _endpoint(aligned)
                 better = improve(
@@ -259,11 +261,11 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
                 *_warnings(parents, recipe, aligned, repair),
                 *(w for m in matches for w in m.warnings),
                 *remarks,
-                *better.remarks,
+                *(better.remarks if better is not None else ()),
             ),
             checks=checks,
-            steps=better.steps,
-            refits=better.refits,
+            steps=better.steps if better is not None else (),
+            refits=better.refits if better is not None else (),
         )
         report = plan.steps.describe(parents, report)
     report = replace(report, timings=dict(watch.seconds), peak_rss_bytes=peak_rss_bytes())

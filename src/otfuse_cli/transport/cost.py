@@ -199,8 +199,9 @@ def _centre(source_NK: Tensor, anchor_MK: Tensor) -> tuple[Tensor, float]:
     peak = 0.0
     for features in (source_NK, anchor_MK):
         if features.numel():
-            low, high = torch.aminmax(features)
-            peak = max(peak, abs(low.item()), abs(high.item()))
+            for rows in _blocks(len(features), features.shape[1], _CACHED):
+                low, high = torch.aminmax(features[rows])
+                peak = max(peak, abs(low.item()), abs(high.item()))
     unit = 2.0 ** (math.frexp(peak)[1] - 1) if 0 < peak < math.inf else 1.0
     if unit < torch.finfo(source_NK.dtype).tiny or 2.0**-20 < unit < 2.0**20:
         unit = 1.0
