@@ -239,16 +239,23 @@ MODELS: dict[str, Callable[[], tuple[list[Layer], dict[str, tuple[int, ...]]]]] 
 
 def merge(one: str, other: str, out: str, clock: Clock) -> dict[str, float]:
     """The command, with the parts of solving and applying timed inside it."""
-    import otfuse_cli
     from otfuse_cli.align import match_space
+    from otfuse_cli.commands.merge import merge as run
+    from otfuse_cli.commands.requests import MergeRequest
     from otfuse_cli.fuse import average, rows
+
+    request = MergeRequest(
+        checkpoints=(Path(one), Path(other)),
+        output=Path(out),
+        matcher="sweep",
+        repair="none",
+        overwrite=True,
+    )
 
     solving = timed(match_space, "solve", clock)
     moving = timed(average, "transport", clock), timed(rows._Part, "rows", clock)
     with solving, moving[0], moving[1]:
-        _, report = otfuse_cli.merge(
-            one, other, output=out, matcher="sweep", repair="none", overwrite=True
-        )
+        report = run(request)
     return {space.tensors[0]: space.ot_cost for space in report.spaces}
 
 

@@ -6,7 +6,8 @@ Writes two synthetic transformers by Llama's names (bfloat16, no layer wider tha
 temporary folder, which it removes. In one run, by turns: `cp` of both and `sync`; load, average,
 save and `sync` by safetensors' own functions; `merge`, without matching and, in the first round
 only, with the sweep. Each is a process of its own; times are wall seconds, since most of it is
-reading and writing. Medians over the rounds; ratios are to the `cp` of the same round.
+reading and writing (CPU seconds tell how much is not). Medians over the rounds; ratios are to the
+`cp` of the same round.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ def write(path: Path, layout: dict[str, tuple[int, ...]], seed: int) -> None:
     (path.parent / "config.json").write_text(json.dumps(config))
 
 
-def run(command: list[str]) -> tuple[float, float]:
-    """Wall seconds with `sync`, and the peak memory of the process in MiB."""
+def run(command: list[str]) -> tuple[float, float, float]:
+    """Wall seconds with `sync`, CPU seconds and the peak memory (MiB) of the process."""
     subprocess.run(["sync"], check=True)
     began = time.perf_counter()
     with subprocess.Popen(command) as process:
@@ -86,7 +87,8 @@ def run(command: list[str]) -> tuple[float, float]:
         process.returncode = os.waitstatus_to_exitcode(status)
     subprocess.run(["sync"], check=True)
     assert process.returncode == 0, (process.returncode, command)
-    return time.perf_counter() - began, usage.ru_maxrss / 1024
+    cpu = usage.ru_utime + usage.ru_stime
+    return time.perf_counter() - began, cpu, usage.ru_maxrss / 1024
 
 
 def main() -> None:
@@ -120,21 +122,21 @@ def main() -> None:
         (folder / "copy").mkdir()
         size = sum(Path(path).stat().st_size for path in pair) / 2**30
         print(f"{size:.2f} GiB in two files, width {given.hidden}, {len(layout)} tensors each\n")
-        print("| command | wall, s | against cp | peak, MiB | matching, s | the rest against cp |")
-        print("|" + "---|" * 6)
+        print("| command | CPU, s | wall, s | against cp", end="")
+        print(" | peak, MiB | matching, s | the rest against cp |\n|" + "---|" * 7, flush=True)
         rows: dict[str, list[Row]] = {}
         for at in range(given.rounds):
             reference = 0.0
             for name, command in commands.items():
                 if name in given.without or (at and name == SLOW):
                     continue
-                seconds, peak = run(command)
+                seconds, cpu, peak = run(command)
                 reference = reference or seconds
                 matching = None
                 if name.startswith("merge"):
                     report = json.loads((folder / "out.report.json").read_text())
                     matching = report["timings"]["match"]
-                rows.setdefault(name, []).append(Row(seconds, peak, matching, reference))
+                rows.setdefault(name, []).append(Row(seconds, cpu, peak, matching, reference))
                 for made in (folder / "copy").iterdir():
                     made.unlink()
         for name, found in rows.items():
@@ -146,6 +148,7 @@ class Row:
     """One run of a command, and what `cp` took in the same round."""
 
     seconds: float
+    cpu: float
     peak: float
     matching: float | None
     reference: float
@@ -156,12 +159,13 @@ def line(name: str, rows: list[Row]) -> str:
     seconds = median(r.seconds for r in rows)
     ratio = median(r.seconds / r.reference for r in rows)
     peak = max(r.peak for r in rows)
-    cells = [name, f"{seconds:.1f}", f"{ratio:.1f}", f"{peak:.0f}", "", ""]
+    cpu = median(r.cpu for r in rows)
+    cells = [name, f"{cpu:.1f}", f"{seconds:.1f}", f"{ratio:.1f}", f"{peak:.0f}", "", ""]
     if rows[0].matching is not None:
         rest = median(
             (r.seconds - r.matching) / r.reference for r in rows if r.matching is not None
         )
-        cells[4:] = [f"{median(r.matching or 0.0 for r in rows):.1f}", f"**{rest:.2f}**"]
+        cells[5:] = [f"{median(r.matching or 0.0 for r in rows):.1f}", f"**{rest:.2f}**"]
     return f"| {' | '.join(cells)} |"
 
 

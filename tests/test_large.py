@@ -11,12 +11,14 @@ from safetensors.torch import save_file
 
 import otfuse_cli
 from otfuse_cli.align import large_space
+from otfuse_cli.align.unfold import unfold
 from otfuse_cli.checkpoint.digest import Trail
 from otfuse_cli.checkpoint.open import Checkpoint, open_checkpoint
 from otfuse_cli.commands.merge import merge
 from otfuse_cli.commands.requests import MergeRequest
 from otfuse_cli.errors import UsageError
 from otfuse_cli.fuse import rows
+from otfuse_cli.graph.axes import Fixed, Prod, Unit
 
 
 def net(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -130,3 +132,15 @@ def test_more_memory_than_allowed_is_refused(tmp_path):
     assert "units (fc" in caught.value.where
     assert not list(tmp_path.iterdir())
     otfuse_cli.merge(net(0), net(1), max_memory=1.0, matcher="sweep")
+
+
+def test_one_unit_has_one_order():
+    """A space of one unit is not pooled though its map is unknown: nothing about it is open."""
+    tensor = torch.randn(6, 4)
+    exprs = [Prod((Unit("kv"), Unit("g"))), Fixed(4)]
+    (found,) = unfold(tensor, exprs, 0, "kv", {"kv": 6, "g": 1}, pool=frozenset({"g"}))
+    assert torch.equal(found, tensor)
+    (pooled,) = unfold(tensor, exprs, 0, "kv", {"kv": 3, "g": 2}, pool=frozenset({"g"}))
+    pairs = tensor.view(3, 2, 4)
+    wanted = torch.stack([pairs.mean(1), pairs.square().mean(1)], -1).flatten(1)
+    torch.testing.assert_close(pooled, wanted)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # malloc.h: parameters of mallopt.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 # Arrays from this size on are mapped; free memory at the end of the heap that is kept.
-_MAPPED_BYTES, _SPARE_BYTES = 4 << 20, 16 << 20
+_MAPPED_BYTES, _SPARE_BYTES = 2 << 20, 16 << 20
 
 
 class Progress(Protocol):

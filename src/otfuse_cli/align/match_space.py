@@ -122,7 +122,7 @@ def solve_rows(rows: Rows, recipe: Recipe) -> Solution:
             mass.from_norms(_importance(torch.cat([*side], -1)).cpu())
             for side in (rows.source, rows.anchor)
         )
-    return solve(
+    solution = solve(
         cost_NM,
         mass_N,
         mass_M,
@@ -130,6 +130,8 @@ def solve_rows(rows: Rows, recipe: Recipe) -> Solution:
         epsilon=recipe.epsilon,
         tie_NM=tie_NM,
     )
+    rows.once((recipe, solution.plan), lambda: solution.ot_cost)
+    return solution
 
 
 def identity_cost(rows: Rows, recipe: Recipe) -> float | None:
@@ -169,10 +171,14 @@ def random_cost(rows: Rows, plan: Plan, recipe: Recipe) -> float:
 
 
 def plan_cost(rows: Rows, plan: Plan, recipe: Recipe) -> float:
-    """`<plan, cost>` of given rows; a hard plan needs no cost matrix."""
-    if plan.index_M is not None:
-        return _paired_mean(rows, recipe, plan.index_M)
-    return plan.cost(_cost(rows, recipe))
+    """`<plan, cost>` of given rows; a hard plan needs no cost matrix, one of these rows nothing."""
+
+    def find() -> float:
+        if plan.index_M is not None:
+            return _paired_mean(rows, recipe, plan.index_M)
+        return plan.cost(_cost(rows, recipe))
+
+    return rows.once((recipe, plan), find)
 
 
 def _paired_mean(rows: Rows, recipe: Recipe, index_M: torch.Tensor | None) -> float:

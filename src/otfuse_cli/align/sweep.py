@@ -165,12 +165,15 @@ class _Sweep:
     def _solve_family(self, space: Space, rows: Rows) -> None:
         """One independent map for each anchor unit of the index space."""
         self._require_hard_index(space)
-        # The rows are moved on every other axis, the index among them: same place, same unit.
-        inner = [rows.unit(unit, unit) for unit in range(rows.anchor[0].shape[0])]
-        solved = [(r, solve_rows(r, self.recipe)) for r in inner]
-        self.families[space.id] = tuple(to_map(s.plan, self.recipe) for _, s in solved)
-        self.plans[space.id] = [s.plan for _, s in solved]
-        records = [self._record(space.id, r, s) for r, s in solved]
+        plans, records = [], []
+        for unit in range(rows.anchor[0].shape[0]):
+            # The rows are moved on every other axis, the index among them: same place, same unit.
+            inner = rows.unit(unit, unit)
+            solution = solve_rows(inner, self.recipe)
+            plans.append(solution.plan)
+            records.append(self._record(space.id, inner, solution))
+        self.families[space.id] = tuple(to_map(plan, self.recipe) for plan in plans)
+        self.plans[space.id] = plans
         self.spaces.append(mean_record(records))
 
     def _record(self, space: str, rows: Rows, solution: Solution) -> SpaceRecord:

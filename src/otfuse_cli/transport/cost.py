@@ -209,6 +209,10 @@ def _centre(source_NK: Tensor, anchor_MK: Tensor) -> tuple[Tensor, float]:
 
 
 def _column_sums(features_NK: Tensor) -> Tensor:
+    """In float64; in the features' dtype where that is enough: any point near the mean will do."""
+    near_K = features_NK.sum(0)
+    if bool(torch.isfinite(near_K).all()):
+        return near_K.double()
     total_K = features_NK.new_zeros(features_NK.shape[1], dtype=torch.float64)
     for rows in _blocks(len(features_NK), features_NK.shape[1], _CACHED):
         total_K += features_NK[rows].double().sum(0)
@@ -231,7 +235,7 @@ def _unit(rows_PK: Tensor) -> Tensor:
 def _unit_in_range(rows_PK: Tensor) -> Tensor:
     """Float64 rows whose squares are in range at unit norm, in place."""
     norm_P = torch.linalg.vector_norm(rows_PK, dim=1, keepdim=True)
-    return rows_PK.div_(norm_P.masked_fill_(norm_P == 0, 1))
+    return rows_PK.mul_(norm_P.masked_fill_(norm_P == 0, 1).reciprocal_())  # division is slow
 
 
 def _direct(
