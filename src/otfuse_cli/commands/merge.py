@@ -310,7 +310,13 @@ def _write(
     extras, lost = kept_extras(like, plan.target)
     names = list(parents.whole.checkpoint.infos.values())
     with sink(
-        plan.output, like, list(infos.values()), plan.target, also=also, extras=extras
+        plan.output,
+        like,
+        list(infos.values()),
+        plan.target,
+        also=also,
+        extras=extras,
+        config=parents.config,
     ) as put:
         for done, info in enumerate(names):
             runtime.progress("write", done, len(names))
