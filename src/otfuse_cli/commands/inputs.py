@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from ..align.models import Model
@@ -10,6 +12,7 @@ from ..errors import UsageError
 from ..fuse.selection import Selection
 from ..graph.program import Program, same_operations
 from ..network.architecture import require_network
+from ..network.class_driven import drive_to_classes
 from ..network.runnable import runnable
 from ..network.samples import Samples, load_samples
 from ..network.synthetic import first_layer_names, synthetic_samples
@@ -21,6 +24,7 @@ from .requests import FusionOptions, ImproveOptions
 # Fewer inputs than this say too little about a layer (DESIGN section 3, Refit).
 LEAST_SAMPLES = 25
 REAL, SYNTHETIC = 400, 2_000
+CLASS_DRIVEN = 900  # each costs two dozen passes
 
 
 def require_no_inputs(options: FusionOptions, recipe: Recipe) -> None:
@@ -119,6 +123,14 @@ def open_bench(
                 why="its forward pass takes another path",
                 fix="use --no-refit without inputs",
             )
+    if options.synthetic and options.synthetic_kind == "class":
+        samples = drive_to_classes(
+            samples,
+            [(programs[m.index], tensors[m.index]) for m in used if weights[m.index] > 0],
+            seed=recipe.seed,
+            device=runtime.device,
+            progress=partial(runtime.progress, "inputs"),
+        )
     return Bench(
         samples, programs, tensors, weights, parents, runtime, _most_bytes(options.max_memory)
     )
@@ -142,10 +154,11 @@ def _inputs(parents: Parents, options: FusionOptions, recipe: Recipe) -> Samples
         for model in parents.models
         for name in first_layer_names(model.graph)
     }
+    usual = CLASS_DRIVEN if options.synthetic_kind == "class" else SYNTHETIC
     return synthetic_samples(
         network,
         first,
-        number=SYNTHETIC if options.num_samples is None else options.num_samples,
+        number=usual if options.num_samples is None else options.num_samples,
         seed=recipe.seed,
         input_shape=options.input_shape,
         kind=options.synthetic_kind,
