@@ -119,3 +119,20 @@ def test_networks_that_sort_no_images(source, factory, kind, words):
     with pytest.raises(UsageError) as refused:
         otfuse_cli.merge(*states, arch=arch, synthetic=True, synthetic_kind=kind, num_samples=30)
     assert words in f"{refused.value.what} {refused.value.why}"
+
+
+@pytest.mark.slow
+def test_images_for_attention_are_driven_without_asking(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 24, "image_size": 16, "patch_size": 4, "num_labels": 3}
+    folders = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        config = transformers.ViTConfig(**sizes)
+        folders.append(tmp_path / str(seed))
+        transformers.ViTForImageClassification(config).save_pretrained(folders[-1])
+    arch = f"hf:{folders[0]}"
+    _, report = otfuse_cli.merge(*folders, arch=arch, synthetic=True, num_samples=30)
+    assert report.recipe["synthetic_kind"] == "class"
+    assert report.refits

@@ -231,6 +231,10 @@ def _candidates(module: nn.Module) -> Iterator[tuple[tuple[Any, ...], Mapping[st
         match layer:
             case nn.Conv1d() | nn.Conv2d() | nn.Conv3d():
                 axes = len(layer.kernel_size)
+                # Networks of transformers say what they take, and refuse the rest.
+                said = getattr(getattr(module, "config", None), "image_size", None)
+                if isinstance(said, int) and axes == 2:
+                    yield (torch.rand(2, layer.in_channels, said, said),), {}
                 for size in (32, 64, 224, 28, 96, 299) if axes < 3 else (16, 32):
                     yield (torch.rand(2, layer.in_channels, *(size,) * axes),), {}
                 return
