@@ -126,13 +126,13 @@ def test_images_for_attention_are_driven_without_asking(tmp_path):
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     sizes |= {"intermediate_size": 24, "image_size": 16, "patch_size": 4, "num_labels": 3}
-    folders = []
+    config = transformers.ViTConfig(**sizes, architectures=["ViTForImageClassification"])
+    config.save_pretrained(tmp_path)
+    parents = []
     for seed in (0, 1):
         torch.manual_seed(seed)
-        config = transformers.ViTConfig(**sizes)
-        folders.append(tmp_path / str(seed))
-        transformers.ViTForImageClassification(config).save_pretrained(folders[-1])
-    arch = f"hf:{folders[0]}"
-    _, report = otfuse_cli.merge(*folders, arch=arch, synthetic=True, num_samples=30)
+        parents.append(transformers.ViTForImageClassification(config).state_dict())
+    arch = f"hf:{tmp_path}"
+    _, report = otfuse_cli.merge(*parents, arch=arch, synthetic=True, num_samples=30)
     assert report.recipe["synthetic_kind"] == "class"
     assert report.refits
