@@ -1,6 +1,6 @@
 """How `merge --matcher sweep` grows with width, depth and the number of models.
 
-    python benchmarks/growth.py
+    python benchmarks/growth.py [--only models] [--repeat 3]
 
 Plain chains of square layers with random weights; each merge is a process of its own on one thread.
 Prints CPU seconds without the start of the program (a merge of two tiny networks), and the peak of
@@ -9,6 +9,7 @@ the process.
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -59,19 +60,26 @@ def write(path: str, width: int, depth: int, seed: int) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    kinds = ("width", "depth", "models")
+    parser.add_argument("--only", nargs="+", choices=kinds, default=kinds)
+    parser.add_argument("--repeat", type=int, default=3, help="runs; the least counts (default 3)")
+    given = parser.parse_args()
     print("| grows | width | depth | models | CPU s | peak, MiB |\n|" + "---|" * 6)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        start = min(merge(folder, 8, 2, 2)[0] for _ in range(3))
+        start = min(merge(folder, 8, 2, 2)[0] for _ in range(given.repeat))
         for what, *sizes in ROWS:
-            found = [merge(folder, *sizes) for _ in range(3)]
+            if what not in given.only:
+                continue
+            found = [merge(folder, *sizes) for _ in range(given.repeat)]
             seconds, peak = min(f[0] for f in found) - start, min(f[1] for f in found)
             cells = [what, *map(str, sizes), f"{seconds:.2f}", f"{peak:.0f}"]
             print(f"| {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if len(sys.argv) == 5 and sys.argv[1].endswith(".safetensors"):
         write(sys.argv[1], *map(int, sys.argv[2:]))
     else:
         main()

@@ -194,6 +194,26 @@ def _hugging_face(folder: Path) -> Any:
     return kind(config) if kind is not None else transformers.AutoModel.from_config(config)
 
 
+def saved_names(module: nn.Module) -> dict[str, str]:
+    """Names under which transformers saves the tensors of one of its modules, where it renames.
+
+    Since 5.0 some classes hold other names than their files do. Tensors that are merged or split
+    as well have no one name: then nothing is said.
+    """
+    transformers = sys.modules.get("transformers")
+    if transformers is None or not isinstance(module, transformers.PreTrainedModel):
+        return {}
+    names = list(module.state_dict())
+    numbered = {name: torch.tensor(at) for at, name in enumerate(names)}
+    try:
+        loading = importlib.import_module("transformers.core_model_loading")
+        saved = loading.revert_weight_conversion(module, numbered)
+        found = {names[int(number)]: name for name, number in saved.items()}
+    except Exception:  # noqa: BLE001 - not part of the library's public interface
+        return {}
+    return found if len(found) == len(saved) == len(names) else {}
+
+
 def _inputs(
     module: nn.Module, inputs: Any, where: str, device: str
 ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
@@ -231,6 +251,10 @@ def _candidates(module: nn.Module) -> Iterator[tuple[tuple[Any, ...], Mapping[st
         match layer:
             case nn.Conv1d() | nn.Conv2d() | nn.Conv3d():
                 axes = len(layer.kernel_size)
+                # Networks of transformers say what they take, and refuse the rest.
+                said = getattr(getattr(module, "config", None), "image_size", None)
+                if isinstance(said, int) and axes == 2:
+                    yield (torch.rand(2, layer.in_channels, said, said),), {}
                 for size in (32, 64, 224, 28, 96, 299) if axes < 3 else (16, 32):
                     yield (torch.rand(2, layer.in_channels, *(size,) * axes),), {}
                 return
