@@ -42,6 +42,13 @@ def match(
     if recipe.align == "none":
         _require_same_sizes(source, anchor)
         return Match(Alignment({}), (), ())
+    if recipe.residual == "orthogonal":
+        raise UsageError(
+            "only merge turns residual streams",
+            where="--residual orthogonal",
+            why="the models themselves are changed before they are averaged",
+            fix="use otfuse merge, or --residual shared",
+        )
     _require_real(source)
     _require_real(anchor)
     average = recipe.residual == "average" and bool(stream_spaces(anchor.graph))
