@@ -73,6 +73,21 @@ def test_ridge_is_lstsq_in_both_forms(n, d, o, ridge, with_bias, seed):
         assert found.after <= found.before + 1e-12
 
 
+def test_panels_of_products_make_the_whole(monkeypatch):
+    inputs, target, prior = draw(2, 30, 11), draw(2, 30, 4, seed=1), draw(2, 4, 11, seed=2)
+    found = []
+    for panel in (3, 512):
+        monkeypatch.setattr("otfuse_cli.fuse.ridge._PANEL", panel)
+        for rows in (1, 10_000):  # dual, primal
+            sums = Ridge(prior, draw(2, 4, seed=3), rows=rows)
+            for part in torch.arange(30).chunk(2):
+                sums.add(inputs[:, part], target[:, part])
+            found.append(sums.solve(0.1, where="layer"))
+    for one in found[1:]:
+        torch.testing.assert_close(one.weight_gOD, found[0].weight_gOD, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(one.variance_gO, found[0].variance_gO, rtol=1e-9, atol=1e-9)
+
+
 def test_a_right_prior_is_left_untouched():
     inputs, prior = draw(50, 8), draw(3, 8, seed=1)
     sums = Ridge(prior[None], None, rows=50)

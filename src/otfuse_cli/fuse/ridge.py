@@ -16,6 +16,9 @@ from torch import Tensor
 
 from ..errors import SolveFailed
 
+# Products of rows with themselves are taken in panels of so many columns, below the diagonal only.
+_PANEL = 512
+
 # A layer that misses its target by less than this, relative to it, is left untouched.
 UNTOUCHED = 1e-6
 
@@ -91,7 +94,7 @@ class Ridge:
     def _count(self) -> None:
         for inputs, rest in self._waiting:
             turned = inputs.double().transpose(1, 2)
-            self.gram_gDD.baddbmm_(turned, turned.transpose(1, 2))
+            _add_products(self.gram_gDD, turned)
             self.cross_gDO.baddbmm_(turned, rest)
         self._waiting.clear()
 
@@ -123,7 +126,7 @@ class Ridge:
         n = self.rows
         mean_gD, rest_gO = self.sum_gD / n, self.rest_gO / n
         power = self.gram_gDD.diagonal(dim1=1, dim2=2).mean(1) / n
-        centred = self.gram_gDD.div_(n)
+        centred = _mirrored(self.gram_gDD).div_(n)
         outer = torch.einsum("gd,ge->gde", mean_gD, mean_gD)
         cross = self.cross_gDO / n
         if self.bias_gO is not None:
@@ -154,7 +157,9 @@ class Ridge:
         if self.bias_gO is not None:
             centred = inputs - mean_gD
             rest_c = rest - (self.rest_gO / n)[:, None]
-        system = centred @ centred.transpose(1, 2) / n
+        system = centred.new_zeros(len(centred), n, n)
+        _add_products(system, centred)
+        system = _mirrored(system).div_(n)
         system.diagonal(dim1=1, dim2=2).add_(ridge * power[:, None])
         step_gOD = _solve(system, rest_c, where).transpose(1, 2) @ centred / n
         weight = self.prior_gOD + step_gOD
@@ -178,6 +183,22 @@ class Ridge:
             self.residual,
             (max(left, 0.0) * self.rows / self.target) ** 0.5 if self.target else 0.0,
         )
+
+
+def _add_products(sums_gRR: Tensor, rows_gRn: Tensor) -> None:
+    """Add `rows @ rows^T` to the lower triangle, in panels: about half the work of the whole."""
+    size = rows_gRn.shape[1]
+    for start in range(0, size, _PANEL):
+        panel = rows_gRn[:, start : start + _PANEL].transpose(1, 2)
+        sums_gRR[:, start:, start : start + _PANEL].baddbmm_(rows_gRn[:, start:], panel)
+
+
+def _mirrored(sums_gRR: Tensor) -> Tensor:
+    """The symmetric matrix of which `_add_products` filled one half, in place."""
+    for start in range(_PANEL, sums_gRR.shape[1], _PANEL):
+        panel = sums_gRR[:, start:, start - _PANEL : start]
+        sums_gRR[:, start - _PANEL : start, start:] = panel.transpose(1, 2)
+    return sums_gRR
 
 
 def _solve(system: Tensor, right: Tensor, where: str) -> Tensor:
