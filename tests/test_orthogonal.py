@@ -11,7 +11,7 @@ import otfuse_cli
 from family_nets import CASES
 from otfuse_cli.align.canonical import canonical
 from otfuse_cli.align.heads import HeadMoves
-from otfuse_cli.align.orthogonal import Moves, _complement, match_rotated, move
+from otfuse_cli.align.orthogonal import Moves, complement, match_rotated, move
 from otfuse_cli.errors import UsageError
 from otfuse_cli.graph.model import LayerGraph
 from otfuse_cli.graph.streams import PostNorm, Stream, normed_stream
@@ -69,7 +69,7 @@ def some_moves(graph: LayerGraph, stream: Stream, seed: int = 0) -> Moves:
     size = graph.spaces[stream.space].size
     turn = rotations(1, size)[0]
     if stream.centred:
-        basis = _complement(size)
+        basis = complement(size)
         turn = basis @ rotations(1, size - 1)[0] @ basis.T + 1 / size
     heads = {}
     for attention in stream.attentions:

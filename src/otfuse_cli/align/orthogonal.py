@@ -173,13 +173,13 @@ def _polar(source: Tensors, anchor: Tensors, places: Sequence[Face], *, centred:
         left, _, right = torch.linalg.svd(cross_dd)
         turn: Tensor = left @ right
         return turn
-    basis = _complement(size).to(cross_dd)
+    basis = complement(size).to(cross_dd)
     left, _, right = torch.linalg.svd(basis.T @ cross_dd @ basis)
     inner: Tensor = basis @ left @ right @ basis.T
     return inner + 1.0 / size
 
 
-def _complement(size: int) -> Tensor:
+def complement(size: int) -> Tensor:
     """An orthonormal basis, size x (size - 1), of what has no mean (Helmert's)."""
     steps = torch.arange(1, size, dtype=torch.float64)
     basis = torch.triu(torch.ones(size, size - 1, dtype=torch.float64))

@@ -137,6 +137,11 @@ def normed_stream(graph: LayerGraph) -> Stream:
     return _Search(graph, space, norms).stream()
 
 
+def has_heads(graph: LayerGraph) -> bool:
+    """Whether units move as a whole: heads, groups."""
+    return any(space.per is not None for space in graph.free())
+
+
 def _require_untied(graph: LayerGraph, space: str) -> None:
     for name, dim in graph.members[space]:
         roles = graph.tensors[name].axes[dim].roles
