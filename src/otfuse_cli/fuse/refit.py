@@ -22,7 +22,7 @@ from .lockstep import Lockstep, Parent, Stop
 from .patches import Rows, along_outputs, rows_of
 from .ridge import Ridge, Solution
 
-# How much each position of a layer counts (None: all alike), and its ridge, from its number of rows.
+# From a fit and its number of rows: how often each position counts (None: all once), the ridge.
 Stress = Callable[[Fit, int], tuple[Tensor | None, float]]
 # What a value of the fused network should be, from the parents' values of that name.
 Aim = Callable[[str, Sequence[Parent], Sequence[Walk]], Tensor]

@@ -110,7 +110,12 @@ def joint_basis(
         ]
     ).to(device)
     scaled_NN = share_N[:, None] * covariance_NN * share_N
-    root_NN = _root(torch.block_diag(*metrics).to(device))
+    root_NN = torch.zeros_like(scaled_NN)
+    start = 0
+    for metric in metrics:
+        stop = start + len(metric)
+        root_NN[start:stop, start:stop] = _root(metric)
+        start = stop
     whole = complement(width) if streams[0][0].centred else torch.eye(width, dtype=torch.float64)
     most = min(whole.shape[1], len(scaled_NN))
     found = torch.linalg.eigh(root_NN @ scaled_NN @ root_NN)
@@ -119,13 +124,14 @@ def joint_basis(
     inner_dd = made_dN @ scaled_NN @ made_dN.T
     read_Nd = scaled_NN @ made_dN.T @ torch.linalg.pinv(inner_dd, rtol=_NOTHING, hermitian=True)
     sizes = [len(m) for m in metrics]
+    made = torch.split_with_sizes(made_dN * share_N, sizes, 1)
+    read = torch.split_with_sizes(read_Nd / share_N[:, None], sizes)
+    if not streams[0][0].centred:
+        return [Basis(m, r) for m, r in zip(made, read, strict=True)]
+    # The stream has no mean, but a shift that has to stay (GPT-2's last) may: it keeps its mean.
     return [
-        Basis(made, read)
-        for made, read in zip(
-            (made_dN * share_N).split(sizes, 1),
-            (read_Nd / share_N[:, None]).split(sizes),
-            strict=True,
-        )
+        Basis(m + weight / len(r), r + 1.0 / width)
+        for m, r, weight in zip(made, read, weights, strict=True)
     ]
 
 

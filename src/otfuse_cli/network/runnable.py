@@ -83,6 +83,8 @@ def with_tensors(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
                         nn.Parameter(value, requires_grad=False) if parameter else value
                     )
                 table[name] = owned[id(tensor)]
+        if isinstance(child, nn.LayerNorm) and isinstance(child.weight, Tensor):
+            child.normalized_shape = tuple(child.weight.shape)
     return module
 
 
