@@ -26,6 +26,8 @@ from .lockstep import Parent
 
 # Directions that no layer reads count this much beside the mean of those that are read.
 _UNREAD = 0.3
+# Means of positions, which hardly change from input to input, have this share of their power.
+_MEANS = 0.01
 # Directions with less than this share of the power are rounding.
 _NOTHING = 1e-9
 
@@ -61,7 +63,7 @@ def covariances(
 class _Sums:
     def __init__(self, place: Place) -> None:
         self.place = place
-        self.total, self.samples = 0.0, 0
+        self.samples = 0
         self.mean_PN: Tensor | float = 0.0
         self.gram_NN: Tensor | float = 0.0
         self.counts_P = torch.ones(1)
@@ -81,7 +83,9 @@ class _Sums:
         assert isinstance(self.gram_NN, Tensor)
         mean_PN, share_P = self.mean_PN / self.samples, self.counts_P / self.counts_P.sum()
         gram_NN = self.gram_NN / (self.samples * float(self.counts_P.sum()))
-        if not self.place.each:
+        if self.place.each:
+            share_P = (1.0 - _MEANS) * share_P
+        else:
             mean_PN, share_P = (share_P @ mean_PN)[None], share_P.new_ones(1)
         return gram_NN - torch.einsum("p,pn,pm->nm", share_P, mean_PN, mean_PN)
 
@@ -110,6 +114,8 @@ def joint_basis(
         ]
     ).to(device)
     scaled_NN = share_N[:, None] * covariance_NN * share_N
+    if streams[0][0].centred:
+        scaled_NN = _without_means(scaled_NN, [len(m) for m in metrics])
     root_NN = torch.zeros_like(scaled_NN)
     start = 0
     for metric in metrics:
@@ -138,9 +144,18 @@ def joint_basis(
 def _metric(stream: Stream, tensors: Mapping[str, Tensor]) -> Tensor:
     """How much each direction of a stream is read: mean 1, and a floor."""
     readers = [faces(face, tensors).double() for face in stream.readers]
+    if stream.centred:
+        readers = [r - r.mean(0) for r in readers]
     size = len(readers[0])
     total = sum((r @ r.T / r.square().sum().clamp(min=1e-300) for r in readers), torch.zeros(()))
     return size * total / len(readers) + _UNREAD * torch.eye(size).to(readers[0])
+
+
+def _without_means(matrix_NN: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Each parent's mean taken out on both sides: its norm does that to the stream."""
+    parts = [p - p.mean(0) for p in torch.split_with_sizes(matrix_NN, list(sizes))]
+    turned = torch.cat(parts).T
+    return torch.cat([p - p.mean(0) for p in torch.split_with_sizes(turned, list(sizes))])
 
 
 def _root(matrix: Tensor) -> Tensor:
