@@ -468,5 +468,8 @@ def test_activations_are_compared_on_inputs():
     seen = otfuse_cli.inspect(*pair, **options, align="acts", samples=inputs)
     assert seen.spaces[0].ot_cost != by_weights.spaces[0].ot_cost
     assert seen.spaces[0].random_cost > seen.spaces[0].ot_cost
+    # Inputs serve nothing else: costs need not be asked for.
+    again = otfuse_cli.inspect(*pair, arch="mlp", align="acts", samples=inputs)
+    assert again.spaces == seen.spaces
     with pytest.raises(UsageError, match="needs inputs"):
         otfuse_cli.inspect(*pair, **options, align="acts")

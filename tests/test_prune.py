@@ -275,6 +275,56 @@ def test_whole_groups_of_a_llama_go(tmp_path, by_module):
         assert report.checks.function_preserved is True
 
 
+def gpt2():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16}
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **ends))
+
+
+def folder_of(net, folder):
+    net.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("make", "options"), [(llama, {}), (gpt2, {"only": ["f?"]})])
+def test_a_pruned_folder_loads_in_its_class(tmp_path, make, options):
+    net, out = make(), tmp_path / "out"
+    path = folder_of(net, tmp_path / "whole")
+    _, report = otfuse_cli.prune(path, output=out, amount=0.5, **options)
+    assert any("config.json of the output says" in w for w in report.warnings)
+    small, info = type(net).from_pretrained(out, output_loading_info=True)
+    assert not any(info.values())
+    assert small.num_parameters() < net.num_parameters()
+
+
+def test_a_compacted_folder_loads_in_its_class(tmp_path):
+    net, out = llama(), tmp_path / "out"
+    dense = folder_of(net, tmp_path / "dense")
+    with torch.no_grad():
+        for layer in net.model.layers:
+            layer.mlp.gate_proj.weight[24:] = 0
+            layer.mlp.up_proj.weight[24:] = 0
+    masked = folder_of(net, tmp_path / "masked")
+    otfuse_cli.prune_fuse(dense, masked, output=out, dense_weight=0)
+    small, info = type(net).from_pretrained(out, output_loading_info=True)
+    assert not any(info.values())
+    tokens = torch.arange(20).reshape(2, 10)
+    with torch.no_grad():
+        torch.testing.assert_close(small(tokens).logits, net(tokens).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("only", ["h?", "e"])
+def test_a_config_that_can_not_say_it_is_copied_with_a_warning(tmp_path, only):
+    """Heads of GPT-2 are n_embd / n_head wide: neither goes alone."""
+    path = folder_of(gpt2(), tmp_path / "whole")
+    _, report = otfuse_cli.prune(path, output=tmp_path / "out", amount=0.5, only=[only])
+    assert any("copied as it is" in w for w in report.warnings)
+    assert any("head_dim" in told for told in report.pruning.advice)
+    written = (tmp_path / "out" / "config.json").read_text()
+    assert written == (path / "config.json").read_text()
+
+
 def test_a_normalised_stream_is_pruned_by_name_only(tmp_path):
     path = save_llama(llama(), tmp_path)
     pruned, report = otfuse_cli.prune(path, layer={"model.embed_tokens": 0.25})

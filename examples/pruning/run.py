@@ -1,12 +1,12 @@
 """Prune a VGG11, then fuse the dense network into what is left: how much comes back?
 
-    python examples/pruning/run.py [--out examples/pruning] [--images 2000] [--no-refit]
+    python examples/pruning/run.py [--out examples/pruning] [--images 2000] [--resume]
 
 cifar10-vgg11half-0 from the folder that OTFUSE_SHARED names: each convolution in turn, and all of
 them, pruned by l1 and l2; all of them at random, three seeds; at 20, 40, 60, 80 and 90 %. Measured
-on a fixed subset of the CIFAR-10 test images: the pruned network, prune-fuse without data, and,
-where the library has a refit, prune-fuse with 400 training images without labels. Writes
-results.json, results.md and results.png.
+on a fixed subset of the CIFAR-10 test images: the pruned network, prune-fuse without data, and
+prune-fuse with 400 training images without labels. Writes results.json after every cell, results.md
+and results.png at the end; `--resume` goes on where a run was stopped.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
 import otfuse_cli
-from otfuse_cli.commands.requests import PruneFuseRequest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from evaluate import SHARED, cifar, load
@@ -33,12 +32,12 @@ CONVOLUTIONS = tuple(f"features.{at}" for at in (0, 3, 6, 8, 11, 13, 16, 18))
 POOLED = frozenset(CONVOLUTIONS[at] for at in (0, 1, 3, 5, 7))
 AMOUNTS = (0.2, 0.4, 0.6, 0.8, 0.9)
 REFIT_INPUTS = 400
-CAN_REFIT = "samples" in {field.name for field in fields(PruneFuseRequest)}
+SINGLE_AMOUNT = 0.4  # the amount at which single layers should come back whole
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One pruned network and what became of it, accuracies in percent."""
+    """One pruned network and what became of it, accuracies in percent, seconds of CPU time."""
 
     layer: str  # a convolution, or "all"
     criterion: str
@@ -46,7 +45,12 @@ class Cell:
     amount: float
     pruned: float
     fused: float
-    refit: float | None
+    refit: float
+    seconds: float
+
+    @property
+    def case(self) -> tuple[str, str, int, float]:
+        return self.layer, self.criterion, self.seed, self.amount
 
 
 class Network:
@@ -105,18 +109,16 @@ def cases() -> Iterator[tuple[str, str, int, float]]:
 
 
 @torch.inference_mode()
-def measure(case: tuple[str, str, int, float], network: Network, samples: Path | None) -> Cell:
+def measure(case: tuple[str, str, int, float], network: Network, samples: Path) -> Cell:
     layer, criterion, seed, amount = case
+    start = time.process_time()
     share = {"amount": amount} if layer == "all" else {"layer": {layer: amount}}
     pruned, _ = otfuse_cli.prune(DENSE, criterion=criterion, seed=seed, **share)
     fused, _ = otfuse_cli.prune_fuse(DENSE, pruned)
-    refit = None
-    if samples is not None:
-        arch = f"{Path(__file__).parents[1] / 'networks.py'}:vgg11half"
-        better, _ = otfuse_cli.prune_fuse(DENSE, pruned, samples=samples, arch=arch)
-        refit = network.accuracy(better)
-    scores = network.accuracy(pruned), network.accuracy(fused), refit
-    return Cell(layer, criterion, seed, amount, *scores)
+    arch = f"{Path(__file__).parents[1] / 'networks.py'}:vgg11half"
+    refit, _ = otfuse_cli.prune_fuse(DENSE, pruned, samples=samples, arch=arch)
+    scores = [network.accuracy(weights) for weights in (pruned, fused, refit)]
+    return Cell(*case, *scores, time.process_time() - start)
 
 
 def summary(cells: list[Cell], dense: float) -> list[str]:
@@ -124,22 +126,27 @@ def summary(cells: list[Cell], dense: float) -> list[str]:
     better = [c for c in cells if c.fused > c.pruned]
     deep = [c for c in cells if c.amount >= 0.8 and dense - c.pruned >= 5]
     much = [c for c in deep if c.fused - c.pruned >= 5]
+    single = [c for c in cells if c.layer != "all" and c.amount == SINGLE_AMOUNT]
+    worst = max((dense - c.refit for c in single), default=0.0)
     return [
         f"Fused above pruned in {len(better)} of {len(cells)} cells "
         f"({100 * len(better) / len(cells):.0f} %).",
         f"At 80 % and above, where the pruned network lost 5 points or more ({len(deep)} cells), "
         f"fusion gives back 5 points or more in {len(much)}.",
+        f"Refit of single layers at {100 * SINGLE_AMOUNT:.0f} %: at most {worst:.2f} points below "
+        "the dense network.",
     ]
 
 
-def table(cells: list[Cell], dense: float, seconds: float, images: int) -> str:
-    """Pruned / fused (/ refit) by layer, criterion and amount; random draws are averaged."""
+def table(cells: list[Cell], dense: float, images: int) -> str:
+    """Pruned / fused / refit by layer, criterion and amount; random draws are averaged."""
     groups: dict[tuple[str, str], dict[float, list[Cell]]] = {}
     for cell in cells:
         groups.setdefault((cell.layer, cell.criterion), {}).setdefault(cell.amount, []).append(cell)
-    columns = "pruned / fused" + (" / refit" if any(c.refit is not None for c in cells) else "")
+    seconds = sum(c.seconds for c in cells)
     lines = [
-        f"Dense network: {dense:.2f} % on {images} test images. Cells: {columns}, in %.",
+        f"Dense network: {dense:.2f} % on {images} test images. "
+        "Cells: pruned / fused / refit, in %.",
         "",
         "| layer | criterion | " + " | ".join(f"{100 * a:.0f} %" for a in AMOUNTS) + " |",
         "|---|---|" + "---|" * len(AMOUNTS),
@@ -148,11 +155,14 @@ def table(cells: list[Cell], dense: float, seconds: float, images: int) -> str:
         row = []
         for amount in AMOUNTS:
             own = by_amount.get(amount, [])
-            parts = [[c.pruned for c in own], [c.fused for c in own]]
-            parts += [[c.refit for c in own]] if all(c.refit is not None for c in own) else []
+            parts = [[getattr(c, name) for c in own] for name in ("pruned", "fused", "refit")]
             row.append(" / ".join(f"{sum(p) / len(p):.1f}" for p in parts) if own else "")
         lines.append(f"| {layer} | {criterion} | " + " | ".join(row) + " |")
-    lines += ["", *summary(cells, dense), f"Total run time: {seconds:.0f} s."]
+    lines += [
+        "",
+        *summary(cells, dense),
+        f"Total run time: {seconds / 60:.0f} minutes of one core.",
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -171,7 +181,7 @@ def plot(cells: list[Cell], dense: float, path: Path) -> None:
                 points = []
                 for amount in AMOUNTS:
                     values = [getattr(c, name) for c in own if c.amount == amount]
-                    if values and None not in values:
+                    if values:
                         points.append((100 * amount, sum(values) / len(values)))
                 if points:
                     label = f"{criterion} {name}"
@@ -189,31 +199,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     parser.add_argument("--images", type=int, default=2000, help="test images, drawn once")
-    parser.add_argument("--no-refit", action="store_true", help="without data only")
+    parser.add_argument("--resume", action="store_true", help="keep what results.json holds")
     arguments = parser.parse_args()
-    start = time.perf_counter()
+    torch.set_num_threads(1)  # sums in one order, so that the bytes repeat
     arguments.out.mkdir(parents=True, exist_ok=True)
-    samples = refit_inputs(arguments.out) if CAN_REFIT and not arguments.no_refit else None
+    stored = arguments.out / "results.json"
+    samples = refit_inputs(arguments.out)
     weights = load(DENSE)
     with torch.inference_mode():
         network = Network(weights, arguments.images)
     dense = network.accuracy(weights)
     cells = []
+    if arguments.resume and stored.exists():
+        cells = [Cell(**cell) for cell in json.loads(stored.read_text())["cells"]]
+    known = {cell.case for cell in cells}
     for case in cases():
+        if case in known:
+            continue
         cells.append(measure(case, network, samples))
         cell = cells[-1]
-        refit = "" if cell.refit is None else f", refit {cell.refit:.2f}"
         print(
             f"{cell.layer:12} {cell.criterion:6} {100 * cell.amount:2.0f} %: "
-            f"pruned {cell.pruned:.2f}, fused {cell.fused:.2f}{refit}",
+            f"pruned {cell.pruned:.2f}, fused {cell.fused:.2f}, refit {cell.refit:.2f}",
             flush=True,
         )
-    seconds = time.perf_counter() - start
-    if samples is not None:
-        samples.unlink()
-    text = table(cells, dense, seconds, arguments.images)
-    data = {"dense": dense, "images": arguments.images, "cells": [asdict(c) for c in cells]}
-    (arguments.out / "results.json").write_text(json.dumps(data, indent=1) + "\n")
+        data = {"dense": dense, "images": arguments.images, "cells": [asdict(c) for c in cells]}
+        stored.write_text(json.dumps(data, indent=1) + "\n")
+    samples.unlink()
+    text = table(cells, dense, arguments.images)
     (arguments.out / "results.md").write_text(text)
     plot(cells, dense, arguments.out / "results.png")
     print(f"\n{text}")

@@ -387,7 +387,7 @@ OPTIONS: Mapping[str, Any] = {
         _option(
             "--synthetic-kind",
             panel=INPUTS,
-            metavar="auto|leaves|noise|rows|tokens",
+            metavar="auto|leaves|noise|rows|tokens|class",
             text="What is made up; several are joined by +.",
             default="auto",
         ),
@@ -408,7 +408,7 @@ OPTIONS: Mapping[str, Any] = {
             panel=INPUTS,
             metavar="N",
             text="How many inputs are drawn, by seed.",
-            default="400, 2000 synthetic ones, all to measure on",
+            default="400, 2000 synthetic ones, 900 of kind class, all to measure on",
         ),
     ],
     "post_activations": Annotated[

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -42,10 +43,12 @@ class FolderWriter:
         *,
         limit: int,
         dtype: str | None,
+        config: Mapping[str, Any],
     ) -> None:
         self._draft = draft
         self._like = like
         self._dtype = dtype
+        self._config = config
         self._infos = tuple(infos)
         self._file: dict[str, str] = {}
         self._writers: dict[str, SafetensorsWriter] = {}
@@ -76,7 +79,7 @@ class FolderWriter:
             text = json.dumps(index, indent=2, ensure_ascii=False) + "\n"
             self._add(f"model.safetensors{INDEX}", [text.encode("utf-8")])
         for path in sidecars(self._like.path):
-            self._add(path.name, contents_of(path, self._dtype))
+            self._add(path.name, contents_of(path, self._dtype, self._config))
 
     def _add(self, name: str, chunks: Iterable[bytes]) -> None:
         draft, position = self._draft.add(name), 0

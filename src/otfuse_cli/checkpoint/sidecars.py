@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from ..errors import UnreadableInput
 from .config import read_config
@@ -46,16 +47,18 @@ def sidecars(checkpoint: Path | None) -> tuple[Path, ...]:
     )
 
 
-def contents_of(path: Path, dtype: str | None) -> Iterator[bytes]:
-    """The bytes to write for a sidecar; a config.json says `dtype` where it said another one.
+def contents_of(path: Path, dtype: str | None, config: Mapping[str, Any]) -> Iterator[bytes]:
+    """The bytes to write for a sidecar.
+
+    A config.json says `dtype` where it said another one, and what `config` says.
 
     Raises:
         UnreadableInput: It can't be read.
     """
     disk = Disk(path, str(path))
     try:
-        if path.name == "config.json" and dtype is not None:
-            yield _with_dtype(disk.read_bytes(0, disk.size), dtype, path)
+        if path.name == "config.json" and (dtype is not None or config):
+            yield _changed(disk.read_bytes(0, disk.size), dtype, config, path)
             return
         for start in range(0, disk.size, _COPY_CHUNK):
             yield disk.read_bytes(start, _COPY_CHUNK)
@@ -63,13 +66,13 @@ def contents_of(path: Path, dtype: str | None) -> Iterator[bytes]:
         disk.close()
 
 
-def _with_dtype(data: bytes, dtype: str, path: Path) -> bytes:
+def _changed(data: bytes, dtype: str | None, more: Mapping[str, Any], path: Path) -> bytes:
     try:
         config = json.loads(data.decode("utf-8"))
     except ValueError as error:
         raise UnreadableInput("a broken config.json", where=str(path), why=str(error)) from error
-    named = [key for key in ("dtype", "torch_dtype") if key in config]
-    if not named:
+    named = [key for key in ("dtype", "torch_dtype") if dtype is not None and key in config]
+    if not named and not more:
         return data
-    config.update(dict.fromkeys(named, dtype))
+    config |= {**dict.fromkeys(named, dtype), **more}
     return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()

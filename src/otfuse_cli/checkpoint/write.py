@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -43,6 +43,7 @@ def open_writer(
     extras: Extras | None = None,
     shard_size: int | None = None,
     dtype: str | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> Iterator[Writer]:
     """Write tensors to a new checkpoint that loads where `like` loaded.
 
@@ -60,6 +61,7 @@ def open_writer(
         extras: Other entries of a `.pt` file; by default it has none.
         shard_size: Most bytes in a file of a folder.
         dtype: What the config.json of a folder is to say, where it isn't the one of `like`.
+        config: What else it is to say.
 
     Raises:
         UsageError: Unknown suffix, or a dtype that the format lacks.
@@ -76,7 +78,7 @@ def open_writer(
         writer: SafetensorsWriter | TorchWriter | FolderWriter
         if isinstance(draft, FolderDraft):
             limit = shard_size or parse_size(DEFAULT_SHARD)
-            writer = FolderWriter(draft, infos, like, limit=limit, dtype=dtype)
+            writer = FolderWriter(draft, infos, like, limit=limit, dtype=dtype, config=config or {})
         elif suffix == ".safetensors":
             writer = SafetensorsWriter(draft, infos, like)
         else:

@@ -49,6 +49,7 @@ class Bench:
         parents: The models.
         runtime: Device, seed, progress.
         most_bytes: Memory for values of waiting passes.
+        driven: The inputs were driven toward classes.
     """
 
     samples: Samples
@@ -58,6 +59,7 @@ class Bench:
     parents: Parents
     runtime: Runtime
     most_bytes: int
+    driven: bool = False
 
     def __post_init__(self) -> None:
         """Ask the ensemble once."""

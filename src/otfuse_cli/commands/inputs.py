@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from ..align.models import Model
@@ -10,6 +12,8 @@ from ..errors import UsageError
 from ..fuse.selection import Selection
 from ..graph.program import Program, same_operations
 from ..network.architecture import require_network
+from ..network.class_driven import drive_to_classes
+from ..network.inputs import slots
 from ..network.runnable import runnable
 from ..network.samples import Samples, load_samples
 from ..network.synthetic import first_layer_names, synthetic_samples
@@ -21,6 +25,7 @@ from .requests import FusionOptions, ImproveOptions
 # Fewer inputs than this say too little about a layer (DESIGN section 3, Refit).
 LEAST_SAMPLES = 25
 REAL, SYNTHETIC = 400, 2_000
+CLASS_DRIVEN = 900  # each costs two dozen passes
 
 
 def require_no_inputs(options: FusionOptions, recipe: Recipe) -> None:
@@ -119,9 +124,22 @@ def open_bench(
                 why="its forward pass takes another path",
                 fix="use --no-refit without inputs",
             )
-    return Bench(
-        samples, programs, tensors, weights, parents, runtime, _most_bytes(options.max_memory)
-    )
+    driven = options.synthetic and _kind(parents, options) == "class"
+    if driven:
+        try:
+            samples = drive_to_classes(
+                samples,
+                [(programs[m.index], tensors[m.index]) for m in used if weights[m.index] > 0],
+                seed=recipe.seed,
+                device=runtime.device,
+                progress=partial(runtime.progress, "inputs"),
+            )
+        except UsageError:
+            if options.synthetic_kind == "class":
+                raise
+            driven = False
+    most = _most_bytes(options.max_memory)
+    return Bench(samples, programs, tensors, weights, parents, runtime, most, driven)
 
 
 def _inputs(parents: Parents, options: FusionOptions, recipe: Recipe) -> Samples:
@@ -142,14 +160,26 @@ def _inputs(parents: Parents, options: FusionOptions, recipe: Recipe) -> Samples
         for model in parents.models
         for name in first_layer_names(model.graph)
     }
+    kind = _kind(parents, options)
+    usual = CLASS_DRIVEN if kind == "class" else SYNTHETIC
     return synthetic_samples(
         network,
         first,
-        number=SYNTHETIC if options.num_samples is None else options.num_samples,
+        number=usual if options.num_samples is None else options.num_samples,
         seed=recipe.seed,
         input_shape=options.input_shape,
-        kind=options.synthetic_kind,
+        kind=kind,
     )
+
+
+def _kind(parents: Parents, options: FusionOptions) -> str:
+    """What is made up. Where attention reads an image, plain leaves do harm (docs/methods.md)."""
+    network, kind = parents.known.network, options.synthetic_kind
+    if kind != "auto" or network is None:
+        return kind
+    image = [len(slot.shape) == 3 and not slot.integer for slot in slots(network)] == [True]
+    heads = any(space.per is not None for space in parents.known.graph.spaces.values())
+    return "class" if image and heads else kind
 
 
 def _tensors(model: Model) -> Tensors:

@@ -254,7 +254,8 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
             version=__version__,
             inputs=inputs,
             output=output_record(plan.output, plan.target, plan.options.key),
-            recipe=_recipe(plan, recipe, runtime),
+            recipe=_recipe(plan, recipe, runtime)
+            | ({"synthetic_kind": "class"} if bench is not None and bench.driven else {}),
             graph=graph_record(parents.anchor.graph),
             spaces=tuple(s for m in matches for s in m.spaces),
             layers=tuple(layer for m in matches for layer in m.layers),
@@ -339,7 +340,13 @@ def _write(
     extras, lost = kept_extras(like, plan.target)
     names = list(parents.whole.checkpoint.infos.values())
     with sink(
-        plan.output, like, list(infos.values()), plan.target, also=also, extras=extras
+        plan.output,
+        like,
+        list(infos.values()),
+        plan.target,
+        also=also,
+        extras=extras,
+        config=parents.config,
     ) as put:
         for done, info in enumerate(names):
             runtime.progress("write", done, len(names))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -88,8 +89,12 @@ def sink(
     *,
     also: Put | None = None,
     extras: Extras | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> Iterator[Put]:
-    """Where tensors go: the output file or folder, the caller (`also`), or both."""
+    """Where tensors go: the output file or folder, the caller (`also`), or both.
+
+    A folder gets the config.json of `like`, with what `config` says.
+    """
     if output is None:
         yield also or (lambda name, tensor: None)
         return
@@ -101,6 +106,7 @@ def sink(
         extras=extras,
         shard_size=parse_size(target.shard_size or DEFAULT_SHARD),
         dtype=None if target.dtype == "keep" else target.dtype,
+        config=config,
     ) as writer:
 
         def put(name: str, tensor: torch.Tensor) -> None:

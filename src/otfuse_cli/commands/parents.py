@@ -39,6 +39,7 @@ class Parents:
         stored_like: The checkpoint that the output is written like, if not like the anchor.
         store: A fused tensor of the anchor as the tensors of `stored_like`.
         weights: In place of the plan's, where they follow from what the models are.
+        config: What the config.json of an output folder is to say in place of the anchor's.
     """
 
     models: tuple[Model, ...]
@@ -51,6 +52,7 @@ class Parents:
     stored_like: Checkpoint | None = None
     store: Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]] | None = None
     weights: tuple[float, ...] | None = None
+    config: Mapping[str, int] | None = None
 
     def stored(self, name: str, tensor: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """What is written for one fused tensor of the anchor."""

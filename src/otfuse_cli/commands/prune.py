@@ -14,13 +14,14 @@ from ..align.models import Model
 from ..checkpoint.config import read_config
 from ..checkpoint.draft import write_text
 from ..checkpoint.open import open_checkpoint
+from ..checkpoint.suffix import suffix_of
 from ..errors import SolveFailed, UsageError
 from ..graph.model import LayerGraph
 from ..graph.sizes import resize
 from ..network.acid import FLOAT32
 from ..network.architecture import Architecture, architecture
 from ..network.factory import factory_arguments
-from ..prune.advice import advice
+from ..prune.advice import Advice, advice
 from ..prune.amounts import choose_amounts, held_together, require_share
 from ..prune.check import masked_change
 from ..prune.choose import Choice, choose
@@ -101,8 +102,14 @@ def _run(request: PruneRequest, progress: Progress, also: Put | None = None) -> 
         work = _Pruned(known, model, choice, smaller(graph, choice.kept))
         with watch("check"):
             checks, remarks = _check(work)
+        told = advice(
+            graph,
+            work.graph,
+            config=_config(request, checkpoint.path),
+            arguments=factory_arguments(request.arch),
+        )
         with watch("write"):
-            lost = _write(request, output, work, runtime, also)
+            lost = _write(request, output, work, runtime, also, told)
         report = Report(
             command="prune",
             version=__version__,
@@ -115,12 +122,7 @@ def _run(request: PruneRequest, progress: Progress, also: Put | None = None) -> 
                 graph,
                 work.graph,
                 criterion=request.criterion,
-                advice=advice(
-                    graph,
-                    work.graph,
-                    config=_config(request, checkpoint.path),
-                    arguments=factory_arguments(request.arch),
-                ),
+                advice=told.sentences,
             ),
             warnings=(*graph.warnings, *_left_whole(work, request), *lost, *remarks),
         )
@@ -174,10 +176,16 @@ def _check(work: _Pruned) -> tuple[Checks, tuple[str, ...]]:
 
 
 def _write(
-    request: PruneRequest, output: Path | None, work: _Pruned, runtime: Runtime, also: Put | None
+    request: PruneRequest,
+    output: Path | None,
+    work: _Pruned,
+    runtime: Runtime,
+    also: Put | None,
+    told: Advice,
 ) -> tuple[str, ...]:
     """Write every tensor; returns what could not be written along with them."""
     checkpoint = work.model.checkpoint
+    config, remarks = _folder_config(request, output, checkpoint.path, told)
     pruner = Pruner(work.model, work.choice)
     infos = [
         replace(target_info(info, request.dtype), shape=work.graph.tensors[info.name].shape)
@@ -185,12 +193,25 @@ def _write(
     ]
     require_room(output, infos)
     extras, lost = kept_extras(checkpoint, request)
-    with sink(output, checkpoint, infos, request, also=also, extras=extras) as put:
+    with sink(output, checkpoint, infos, request, also=also, extras=extras, config=config) as put:
         for done, info in enumerate(infos):
             runtime.progress("write", done, len(infos))
             put(info.name, pruner.tensor(info.name, info.dtype))
     runtime.progress("write", len(infos), len(infos))
-    return lost
+    return (*lost, *remarks)
+
+
+def _folder_config(
+    request: PruneRequest, output: Path | None, path: Path | None, told: Advice
+) -> tuple[Mapping[str, int], tuple[str, ...]]:
+    """What the config.json of an output folder has to say, and what to say of it."""
+    own = read_config(path)
+    if output is None or suffix_of(output) or own is None or not told.sentences:
+        return {}, ()
+    if told.config and own == _config(request, path):
+        sizes = ", ".join(f"{key} {value}" for key, value in told.config.items())
+        return told.config, (f"config.json of the output says {sizes}",)
+    return {}, ("config.json was copied as it is: it does not say the new widths",)
 
 
 def _left_whole(work: _Pruned, request: PruneRequest) -> tuple[str, ...]:

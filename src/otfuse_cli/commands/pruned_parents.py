@@ -12,6 +12,7 @@ from ..errors import IncompatibleModels, UsageError
 from ..graph.model import LayerGraph
 from ..graph.sizes import resize
 from ..network.architecture import Architecture, architecture
+from ..prune.advice import advice
 from ..prune.masks import Compacted, compacted, unmask, zero_units
 from .parents import Parents, shapes_of
 from .reconcile import reconcile
@@ -59,7 +60,10 @@ def assemble_pruned(
         (dense, pruned), 1, known, whole, common.kept, common.complete, common.warnings
     )
     if request.keep_shape and compaction is not None:
-        parents = replace(parents, stored_like=stored, store=compaction.restored)
+        return replace(parents, stored_like=stored, store=compaction.restored), remarks
+    if compaction is not None:
+        told = advice(graph, compaction.graph, config=read_config(stored.path))
+        parents = replace(parents, config=told.config)
     return parents, remarks
 
 

@@ -254,9 +254,10 @@ class InspectRequest(FusionOptions):
 
     @property
     def costs(self) -> bool:
-        """Whether anything that was asked for needs OT costs."""
-        wanted = (self.max_cost, self.max_moved, self.plot)
-        return self.ot_costs or any(option is not None for option in wanted)
+        """Whether anything that was asked for needs OT costs: inputs serve nothing else."""
+        wanted = (self.max_cost, self.max_moved, self.plot, self.samples)
+        asked = self.ot_costs or self.synthetic or self.align == "acts"
+        return asked or any(option is not None for option in wanted)
 
 
 @dataclass(frozen=True, kw_only=True)

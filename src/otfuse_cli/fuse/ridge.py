@@ -139,23 +139,23 @@ class Ridge:
         mean_gD, rest_gO = self.sum_gD / n, self.rest_gO / n
         power = self.gram_gDD.diagonal(dim1=1, dim2=2).mean(1) / n
         centred = _mirrored(self.gram_gDD).div_(n)
-        outer = torch.einsum("gd,ge->gde", mean_gD, mean_gD)
         cross = self.cross_gDO / n
         if self.bias_gO is not None:
-            centred -= outer
+            _centre(centred, mean_gD)
             cross = cross - torch.einsum("gd,go->gdo", mean_gD, rest_gO)
         system = centred.clone()
         system.diagonal(dim1=1, dim2=2).add_(ridge * power[:, None])
         step_gDO = _solve(system, cross, where)
         weight = self.prior_gOD + step_gDO.transpose(1, 2)
-        spread = centred if self.bias_gO is not None else centred - outer
-        variance = torch.einsum("god,gde,goe->go", weight, spread, weight)
         # ||R - H D||^2 / n from the sums alone
         gone = torch.einsum("gdo,gdo->", step_gDO, cross)
-        left = torch.einsum("gdo,gde,geo->", step_gDO, centred, step_gDO)
+        left = (step_gDO * (centred @ step_gDO)).sum()
         start = self.missed / n
         if self.bias_gO is not None:
             start -= float(rest_gO.square().sum())
+        else:
+            _centre(centred, mean_gD)
+        variance = ((weight @ centred) * weight).sum(2)
         return self._solution(weight, variance, start - 2 * float(gone) + float(left))
 
     def _dual(self, ridge: float, where: str) -> Solution:
@@ -205,6 +205,11 @@ def _add_products(sums_gRR: Tensor, rows_gRn: Tensor) -> None:
     for start in range(0, size, _PANEL):
         panel = rows_gRn[:, start : start + _PANEL].transpose(1, 2)
         sums_gRR[:, start:, start : start + _PANEL].baddbmm_(rows_gRn[:, start:], panel)
+
+
+def _centre(moments_gDD: Tensor, mean_gD: Tensor) -> None:
+    """Second moments about the mean, in place."""
+    moments_gDD.baddbmm_(mean_gD[:, :, None], mean_gD[:, None], alpha=-1)
 
 
 def _mirrored(sums_gRR: Tensor) -> Tensor:

@@ -223,14 +223,6 @@ def _guess(module: nn.Module, where: str, device: str) -> tuple[tuple[Any, ...],
     )
 
 
-def _image_size(module: nn.Module, axes: int) -> tuple[int, ...] | None:
-    """What the configuration of a transformers' model says of its images."""
-    told = getattr(getattr(module, "config", None), "image_size", None)
-    if isinstance(told, int):
-        return (told,) * axes
-    return tuple(told) if isinstance(told, tuple | list) and len(told) == axes else None
-
-
 def _candidates(module: nn.Module) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
     if dummy := getattr(module, "dummy_inputs", None):
         main = getattr(module, "main_input_name", None)
@@ -239,8 +231,10 @@ def _candidates(module: nn.Module) -> Iterator[tuple[tuple[Any, ...], Mapping[st
         match layer:
             case nn.Conv1d() | nn.Conv2d() | nn.Conv3d():
                 axes = len(layer.kernel_size)
-                if (told := _image_size(module, axes)) is not None:
-                    yield (torch.rand(2, layer.in_channels, *told),), {}
+                # Networks of transformers say what they take, and refuse the rest.
+                said = getattr(getattr(module, "config", None), "image_size", None)
+                if isinstance(said, int) and axes == 2:
+                    yield (torch.rand(2, layer.in_channels, said, said),), {}
                 for size in (32, 64, 224, 28, 96, 299) if axes < 3 else (16, 32):
                     yield (torch.rand(2, layer.in_channels, *(size,) * axes),), {}
                 return

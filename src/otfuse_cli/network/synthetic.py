@@ -5,6 +5,7 @@
 | `leaves` | images | dead leaves (`dead_leaves`) |
 | `noise` | images, sequences | smooth 1/f noise; white for plain vectors |
 | `rows` | vectors | rows of the parents' first layers and mixtures of them, at unit RMS |
+| `class` | images | leaves, to be driven toward the parents' classes (`class_driven`) |
 | `tokens` | integer inputs | ids drawn evenly from the vocabulary; masks are ones |
 
 `auto` takes `tokens` for integers, `leaves` for images, `rows` for vectors where rows are given,
@@ -28,7 +29,7 @@ from .factory import Network
 from .inputs import Slot, slots, vocabularies
 from .samples import Samples, fit_to_network
 
-KINDS = ("auto", "leaves", "noise", "rows", "tokens")
+KINDS = ("auto", "leaves", "noise", "rows", "tokens", "class")
 
 _MOST_MIXED = 8  # rows in one sample
 
@@ -106,6 +107,8 @@ def _kinds(text: str) -> list[str]:
             where="--synthetic-kind",
             fix=f"use one of {', '.join(KINDS)}, or several joined by +",
         )
+    if "class" in kinds and len(kinds) > 1:
+        raise UsageError("class stands alone", where=f"--synthetic-kind {text}", fix="use class")
     return kinds
 
 
@@ -141,7 +144,7 @@ def _floats(
     if kind == "auto":
         image = len(shape) == 3
         kind = "leaves" if image else "rows" if rows is not None and len(shape) == 1 else "noise"
-    if kind == "leaves":
+    if kind in ("leaves", "class"):
         if len(shape) != 3:
             raise _misfit(kind, slot, "leaves are images: channels, height, width")
         return torch.from_numpy(dead_leaves(number, *shape, seed=seed))

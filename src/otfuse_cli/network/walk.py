@@ -69,6 +69,11 @@ class Walk:
         """Run to the end; what the network returns."""
         return [self.to(name) for name in self.program.outputs]
 
+    def outputs_with_gradient(self) -> list[Tensor]:
+        """Run to the end under autograd, as far as the caller has it on."""
+        self._run(len(self.program.nodes))
+        return [self[name] for name in self.program.outputs]
+
     def replace(self, name: str, value: Tensor) -> None:
         """Put another value in the place of one that was computed."""
         self._values[name] = value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..graph.axes import Prod, axis_units
@@ -16,14 +17,53 @@ _WIDTHS = (
 _HEADS = ("num_key_value_heads", "num_attention_heads", "n_head", "num_heads", "n_heads")
 
 
+@dataclass(frozen=True)
+class Advice:
+    """What has to change.
+
+    Attributes:
+        sentences: For people.
+        config: What the config.json has to say, where that is enough: empty where layers of one
+            key now differ in width.
+    """
+
+    sentences: tuple[str, ...] = ()
+    config: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Key:
+    """A key of config.json: what it says, what it should; None where one number can't say it."""
+
+    name: str
+    old: Any
+    new: int | None
+    widths: Mapping[str, int] = field(default_factory=dict)
+
+    def sentence(self) -> str:
+        if self.new is None:
+            listed = ", ".join(f"{id} {size}" for id, size in self.widths.items())
+            return (
+                f"config.json: {self.name} is {self.old} for all layers, which now differ "
+                f"({listed}): give every layer the same amount, or build the network with a width "
+                "for each"
+            )
+        if self.name == "head_dim" and self.old is None:
+            return (
+                f"config.json: set head_dim to {self.new}, which the heads keep; a class that "
+                "reads no head_dim can't take fewer heads"
+            )
+        return f"config.json: set {self.name} from {self.old} to {self.new}"
+
+
 def advice(
     before: LayerGraph,
     after: LayerGraph,
     *,
     config: Mapping[str, Any] | None = None,
     arguments: Mapping[str, Any] | None = None,
-) -> tuple[str, ...]:
-    """What to change, in sentences.
+) -> Advice:
+    """What to change where a network is built.
 
     Args:
         before: Graph of the whole network.
@@ -37,10 +77,16 @@ def advice(
         if space.size != after.spaces[id].size
     }
     if not changed:
-        return ()
-    found = [*_config(before, after, changed, config or {}), *_factory(changed, arguments or {})]
+        return Advice()
+    keys = list(_config(before, after, changed, config or {}))
+    found = [*(key.sentence() for key in keys), *_factory(changed, arguments or {})]
     widths = ", ".join(f"{id} {old} -> {new}" for id, (old, new) in changed.items())
-    return (*found, f"build the network with its new widths: {widths}")
+    # A key that the file lacks is one that not every class of its kind reads.
+    said = {k.name: k.new for k in keys if k.old is not None and k.new is not None}
+    return Advice(
+        (*found, f"build the network with its new widths: {widths}"),
+        said if len(said) == len(keys) else {},
+    )
 
 
 def _config(
@@ -48,10 +94,12 @@ def _config(
     after: LayerGraph,
     changed: Mapping[str, tuple[int, int]],
     config: Mapping[str, Any],
-) -> Iterator[str]:
+) -> Iterator[_Key]:
     heads = {s.per for s in before.spaces.values() if s.per is not None}
     plain = {id: sizes for id, sizes in changed.items() if id not in heads}
     groups = {id: sizes for id, sizes in changed.items() if id in heads}
+    if isinstance(config.get("n_embd"), int) and config.get("n_inner") is None:
+        config = {**config, "n_inner": 4 * config["n_embd"]}  # what GPT-2 takes it to be
     for key in _WIDTHS:
         own = {id: new for id, (old, new) in plain.items() if old == config.get(key)}
         if own:
@@ -64,10 +112,13 @@ def _config(
         own = {id: sizes[id] for id in groups}
         if own and isinstance(config.get(key), int):
             yield _set(key, config[key], own, sizes)
-    if groups and "head_dim" not in config and "num_attention_heads" in config:
-        size, count = config.get("hidden_size"), config["num_attention_heads"]
-        if isinstance(size, int) and isinstance(count, int) and count:
-            yield f"config.json: set head_dim to {size // count}, which the heads keep"
+    if "head_dim" not in config:
+        for width, heads_key in (("hidden_size", "num_attention_heads"), ("n_embd", "n_head")):
+            if not groups and config.get(width) not in {old for old, _ in changed.values()}:
+                continue
+            size, count = config.get(width), config.get(heads_key)
+            if isinstance(size, int) and isinstance(count, int) and count:
+                yield _Key("head_dim", None, size // count)
 
 
 def _inside(graph: LayerGraph, index: str, key: str) -> int:
@@ -85,15 +136,9 @@ def _inside(graph: LayerGraph, index: str, key: str) -> int:
     return graph.spaces[queries[0]].size if queries else 1
 
 
-def _set(key: str, old: Any, own: Mapping[str, int], every: Mapping[str, int]) -> str:
+def _set(key: str, old: Any, own: Mapping[str, int], every: Mapping[str, int]) -> _Key:
     sizes = set(every.values())
-    if len(sizes) == 1:
-        return f"config.json: set {key} from {old} to {sizes.pop()}"
-    listed = ", ".join(f"{id} {size}" for id, size in own.items())
-    return (
-        f"config.json: {key} is {old} for all layers, which now differ ({listed}): give every "
-        "layer the same amount, or build the network with a width for each"
-    )
+    return _Key(key, old, sizes.pop() if len(sizes) == 1 else None, own)
 
 
 def _factory(changed: Mapping[str, tuple[int, int]], arguments: Mapping[str, Any]) -> Iterator[str]:
