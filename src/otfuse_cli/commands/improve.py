@@ -15,7 +15,8 @@ from ..fuse.average import Aligned
 from ..fuse.fused import Fused
 from ..fuse.joint import choices, joined_value, union
 from ..fuse.joint_stream import Part, reduce_streams
-from ..graph.streams import has_heads, normed_stream
+from ..graph.model import LayerGraph
+from ..graph.streams import Stream, has_heads, normed_stream
 from ..report import RefitRecord, StepRecord
 from .bench import Bench, Tensors, seen_units
 from .requests import ImproveOptions
@@ -82,6 +83,23 @@ def improve(
     tensors, tried, more = work.calibrate(tensors, wanted, steps[-1])
     changed = {n: t for n, t in tensors.items() if t is not average[n]}
     return Improved(changed, (*steps, *tried), fitted, (*remarks, *more))
+
+
+def _stream(graph: LayerGraph) -> Stream:
+    """The stream that a joint basis is found for.
+
+    Raises:
+        UsageError: There is none.
+    """
+    try:
+        return normed_stream(graph)
+    except UsageError as error:
+        raise UsageError(
+            f"no joint fusion of these transformers: {error.what}",
+            where=error.where,
+            why=error.why,
+            fix="use --blend average",
+        ) from error
 
 
 _Fitted = tuple[Tensors, tuple[RefitRecord, ...], tuple[str, ...]]
@@ -164,7 +182,7 @@ class _Work:
         order = [anchor, *(a.model for a in self.fused.sources)]
         parts = []
         for model in (m for m in order if bench.weights[m.index] > 0):
-            stream = normed_stream(model.graph)
+            stream = _stream(model.graph)
             settled = canonical(bench.tensors[model.index], model.graph, stream)
             held = replace(model, checkpoint=Held(model.checkpoint, settled))
             tensors = {n: t.float() if t.is_floating_point() else t for n, t in settled.items()}
