@@ -17,6 +17,7 @@ from ..fuse.joint import choices, joined_value, union
 from ..fuse.joint_stream import Part, reduce_streams
 from ..graph.model import LayerGraph
 from ..graph.streams import Stream, has_heads, normed_stream
+from ..network.runnable import graph_at
 from ..report import RefitRecord, StepRecord
 from .bench import Bench, Tensors, seen_units
 from .requests import ImproveOptions
@@ -182,11 +183,14 @@ class _Work:
         order = [anchor, *(a.model for a in self.fused.sources)]
         parts = []
         for model in (m for m in order if bench.weights[m.index] > 0):
-            stream = _stream(model.graph)
-            settled = canonical(bench.tensors[model.index], model.graph, stream)
-            held = replace(model, checkpoint=Held(model.checkpoint, settled))
+            graph = model.graph
+            if graph.sizes != anchor.graph.sizes:
+                graph = graph_at(bench.parents.known, bench.tensors[model.index])
+            stream = _stream(graph)
+            settled = canonical(bench.tensors[model.index], graph, stream)
+            held = replace(model, graph=graph, checkpoint=Held(model.checkpoint, settled))
             tensors = {n: t.float() if t.is_floating_point() else t for n, t in settled.items()}
-            run = replace(bench.run_parent(model, bench.weights[model.index]), tensors=tensors)
+            run = replace(bench.run_parent(held, bench.weights[model.index]), tensors=tensors)
             parts.append(Part(held, stream, run))
         ridge, device = self.options.ridge, bench.runtime.device
         reduced = reduce_streams(anchor, parts, bench.samples, ridge, device=device)
