@@ -16,7 +16,7 @@ from ..graph.model import LayerGraph
 from ..graph.recognise import layer_graph
 from ..graph.sizes import few, only_in
 from ..graph.trace import graph_from_program, trace
-from .factory import Network, build, names_a_module
+from .factory import Network, build, names_a_module, saved_names
 from .mlp import mlp_network
 from .program import load_program
 
@@ -178,8 +178,10 @@ def _names(
     """
     state = module.state_dict(keep_vars=True)
     known = {*shapes, *(other for names in aliases.values() for other in names)}
-    prefix = _prefix(set(state), known)
-    found = {name: name.removeprefix(prefix[0]) for name in state}
+    saved = saved_names(module) if state.keys() - known else {}
+    saved = {name: saved.get(name, name) for name in state}
+    prefix = _prefix(set(saved.values()), known)
+    found = {name: ours.removeprefix(prefix[0]) for name, ours in saved.items()}
     found = {name: prefix[1] + ours for name, ours in found.items()}
     tied: dict[int, list[str]] = {}
     for name, tensor in state.items():

@@ -194,6 +194,26 @@ def _hugging_face(folder: Path) -> Any:
     return kind(config) if kind is not None else transformers.AutoModel.from_config(config)
 
 
+def saved_names(module: nn.Module) -> dict[str, str]:
+    """Names under which transformers saves the tensors of one of its modules, where it renames.
+
+    Since 5.0 some classes hold other names than their files do. Tensors that are merged or split
+    as well have no one name: then nothing is said.
+    """
+    transformers = sys.modules.get("transformers")
+    if transformers is None or not isinstance(module, transformers.PreTrainedModel):
+        return {}
+    names = list(module.state_dict())
+    numbered = {name: torch.tensor(at) for at, name in enumerate(names)}
+    try:
+        loading = importlib.import_module("transformers.core_model_loading")
+        saved = loading.revert_weight_conversion(module, numbered)
+        found = {names[int(number)]: name for name, number in saved.items()}
+    except Exception:  # noqa: BLE001 - not part of the library's public interface
+        return {}
+    return found if len(found) == len(saved) == len(names) else {}
+
+
 def _inputs(
     module: nn.Module, inputs: Any, where: str, device: str
 ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
