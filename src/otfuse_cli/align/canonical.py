@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
+from ..graph.attentions import Attention, Part
 from ..graph.blocks import Block
 from ..graph.model import LayerGraph
-from ..graph.streams import Attention, Face, NormSite, Part, Stream
+from ..graph.streams import Face, NormSite, Stream
 
 Tensors = dict[str, Tensor]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..graph.streams import Attention, Part
+from ..graph.attentions import Attention, Part
 from ..transport.solve import maximise
 from .canonical import Tensors, view
 

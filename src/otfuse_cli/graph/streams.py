@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import UsageError
+from .attentions import Attention, attention, refusal
 from .axes import Unit, axis_units
-from .blocks import Block, blocks
 from .model import LayerGraph, Op, OpKind, Role
 
 # Operations that treat all units alike, position by position or over positions.
@@ -39,37 +39,6 @@ class NormSite:
     gain: str
     shift: str | None
     readers: tuple[Face, ...]
-
-
-@dataclass(frozen=True)
-class Part:
-    """What makes the queries, keys or values of all heads: a block of a weight and of its bias."""
-
-    weight: Block
-    bias: Block | None
-
-
-@dataclass(frozen=True)
-class Attention:
-    """One attention layer.
-
-    Attributes:
-        heads: Space of its heads (of its key-value groups, where queries share them).
-        queries: Queries and keys, in either order; their last factor is the head's inside.
-        values: Values.
-        output: The block of the output layer that reads the heads.
-        output_bias: Its bias.
-        key_bias: The bias of the keys, where softmax doesn't see it.
-        turns: Whether any rotation inside a head's queries and keys keeps the function.
-    """
-
-    heads: str
-    queries: tuple[Part, Part]
-    values: Part
-    output: Block
-    output_bias: str | None
-    key_bias: str | None
-    turns: bool
 
 
 @dataclass(frozen=True)
@@ -117,22 +86,22 @@ def normed_stream(graph: LayerGraph) -> Stream:
     }
     spaces = {op.writes.space for op in norms.values() if isinstance(op.writes, Unit)}
     if len(spaces) != 1:
-        raise _refusal(
+        raise refusal(
             "no single residual stream with a LayerNorm or RMSNorm",
             f"{len(spaces)} spaces behind such norms",
         )
     space = spaces.pop()
     if not any(any(made) for op in graph.ops for made in op.inputs):
-        raise _refusal(
+        raise refusal(
             "the data flow of the network is not known",
             graph.source,
             fix="give the network to trace: --arch file.py:factory, hf:DIR or graph.pt2",
         )
     pinned = graph.spaces[space].pinned
     if pinned is not None:
-        raise _refusal(f"the residual stream can't move ({pinned})", space)
+        raise refusal(f"the residual stream can't move ({pinned})", space)
     if len({op.detail for op in norms.values()}) > 1:
-        raise _refusal("LayerNorm and RMSNorm on one stream", space)
+        raise refusal("LayerNorm and RMSNorm on one stream", space)
     _require_untied(graph, space)
     return _Search(graph, space, norms).stream()
 
@@ -146,24 +115,13 @@ def _require_untied(graph: LayerGraph, space: str) -> None:
     for name, dim in graph.members[space]:
         roles = graph.tensors[name].axes[dim].roles
         if {Role.CONSUME, Role.PRODUCE} <= roles:
-            raise _refusal(
+            raise refusal(
                 "the embedding is tied to the output layer",
                 name,
                 why="the gain of the last norm goes into the output layer, not into the embedding",
                 fix="save the models with tie_word_embeddings=False and a copy of the embedding as "
                 "the output layer, or use --residual shared",
             )
-
-
-def _refusal(
-    what: str, where: str, *, why: str | None = None, fix: str | None = None
-) -> UsageError:
-    return UsageError(
-        what,
-        where=where,
-        why=why or "the stream of the network can't be turned",
-        fix=fix or "use --residual shared",
-    )
 
 
 class _Search:
@@ -187,7 +145,7 @@ class _Search:
             sites,
             tuple(self.writers),
             self._vectors(),
-            tuple(self._attention(h) for h in tops),
+            tuple(attention(self.graph, h) for h in tops),
             tuple(
                 s.id
                 for s in self.graph.free()
@@ -206,7 +164,7 @@ class _Search:
             if Role.CONSUME in roles and op.kind in _MATRICES:
                 sources = {i for made in op.inputs for i in self._behind(made)}
                 if not sources or not sources <= set(self.norms):
-                    raise _refusal("a layer reads the stream before its norm", op.name)
+                    raise refusal("a layer reads the stream before its norm", op.name)
             else:
                 self.writers.append(face)
             return
@@ -220,7 +178,7 @@ class _Search:
                 )
             return
         if op.detail not in _ALIKE:
-            raise _refusal(f"{op.detail or op.kind} works on each unit of the stream", op.name)
+            raise refusal(f"{op.detail or op.kind} works on each unit of the stream", op.name)
 
     def _behind(self, made: tuple[int, ...]) -> set[int]:
         """Operations that wrote a value, seen through those that treat all units alike."""
@@ -237,10 +195,10 @@ class _Search:
         weights = [n for n in op.tensors.values() if len(self.graph.tensors[n].axes) > 1]
         places = [(n, d) for n in weights for d in self.graph.tensors[n].dims(self.space)]
         if len(places) != 1:
-            raise _refusal("a layer meets the stream on more than one axis", op.name)
+            raise refusal("a layer meets the stream on more than one axis", op.name)
         name, dim = places[0]
         if self.graph.tensors[name].axes[dim].expr != Unit(self.space):
-            raise _refusal("a layer reads the stream together with something else", op.name)
+            raise refusal("a layer reads the stream together with something else", op.name)
         self.seen.add(name)
         return Face(name, dim, op.tensors.get("bias"))
 
@@ -251,11 +209,11 @@ class _Search:
                 if other.detail in _ALIKE:
                     continue
                 if other.kind not in _MATRICES:
-                    raise _refusal("what a norm writes is not read by a layer", other.name)
+                    raise refusal("what a norm writes is not read by a layer", other.name)
                 readers.append(self._face(other))
         self.seen |= set(op.tensors.values())
         if "weight" not in op.tensors:
-            raise _refusal("a norm without a gain in the checkpoint", op.name)
+            raise refusal("a norm without a gain in the checkpoint", op.name)
         return NormSite(op.tensors["weight"], op.tensors.get("bias"), tuple(readers))
 
     def _vectors(self) -> tuple[Face, ...]:
@@ -265,59 +223,6 @@ class _Search:
                 continue
             axis = self.graph.tensors[name].axes[dim]
             if axis.expr != Unit(self.space) or not axis.roles <= {Role.VECTOR, Role.PRODUCE}:
-                raise _refusal("a tensor scales the units of the stream", name)
+                raise refusal("a tensor scales the units of the stream", name)
             found.append(Face(name, dim))
         return tuple(found)
-
-    def _attention(self, heads: str) -> Attention:
-        graph, sizes = self.graph, self.graph.sizes
-        made: list[Part] = []
-        read: list[tuple[Block, str | None]] = []
-        for op in graph.ops:
-            weight = op.tensors.get("weight")
-            if op.kind is not OpKind.LINEAR or weight is None:
-                continue
-            node, bias = graph.tensors[weight], op.tensors.get("bias")
-            for dim in node.dims(heads):
-                own = blocks(node, dim, sizes)
-                if Role.CONSUME in node.axes[dim].roles:
-                    read += [(block, bias) for block in own]
-                    continue
-                shifts: tuple[Block | None, ...] = (None,) * len(own)
-                if bias is not None:
-                    shifts = blocks(graph.tensors[bias], 0, sizes)
-                made += [Part(w, b) for w, b in zip(own, shifts, strict=True)]
-        values = [p for p in made if self._is_value(p.weight.spaces[-1])]
-        queries = [p for p in made if not self._is_value(p.weight.spaces[-1])]
-        plain = all(part.weight.spaces[0] == heads for part in made)
-        if len(values) != 1 or len(queries) != 2 or len(read) != 1 or not plain:
-            raise _refusal("an attention layer of an unknown kind", f"space {heads}")
-        inner = queries[0].weight.spaces[-1]
-        output, output_bias = read[0]
-        return Attention(
-            heads,
-            (queries[0], queries[1]),
-            values[0],
-            output,
-            output_bias,
-            self._key_bias(queries, values[0]),
-            inner is not None and "orth" in graph.spaces[inner].exact,
-        )
-
-    def _is_value(self, space: str | None) -> bool:
-        return space is not None and "gl" in self.graph.spaces[space].exact
-
-    def _key_bias(self, queries: list[Part], values: Part) -> str | None:
-        """The bias of a layer that makes nothing but keys, read by attention as it is."""
-        weights = {q.weight.tensor for q in queries}
-        for op in self.graph.ops:
-            if op.detail != "attention" or len(op.inputs) < 3 or len(op.inputs[1]) != 1:
-                continue
-            layer = self.graph.ops[op.inputs[1][0]]
-            if (
-                layer.kind is OpKind.LINEAR
-                and layer.tensors.get("weight") in weights - {values.weight.tensor}
-                and len(weights) == 2
-            ):
-                return layer.tensors.get("bias")
-        return None
