@@ -253,3 +253,5 @@ def test_only_merge_turns_streams(tmp_path):
         otfuse_cli.inspect(
             own, own, arch=folder("vit", tmp_path), residual="orthogonal", ot_costs=True
         )
+    with pytest.raises(UsageError, match="only merge turns"):
+        otfuse_cli.prune_fuse(own, own, arch=folder("vit", tmp_path), residual="orthogonal")

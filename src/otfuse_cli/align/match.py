@@ -43,12 +43,7 @@ def match(
         _require_same_sizes(source, anchor)
         return Match(Alignment({}), (), ())
     if recipe.residual == "orthogonal":
-        raise UsageError(
-            "only merge turns residual streams",
-            where="--residual orthogonal",
-            why="the models themselves are changed before they are averaged",
-            fix="use otfuse merge, or --residual shared",
-        )
+        raise only_merge_turns()
     _require_real(source)
     _require_real(anchor)
     average = recipe.residual == "average" and bool(stream_spaces(anchor.graph))
@@ -90,6 +85,16 @@ def match(
         outcome.best.flop,
         outcome.candidates,
         (*warnings, *outcome.warnings),
+    )
+
+
+def only_merge_turns() -> UsageError:
+    """For everything that matches models without changing them."""
+    return UsageError(
+        "only merge turns residual streams",
+        where="--residual orthogonal",
+        why="the models themselves are changed before they are averaged",
+        fix="use otfuse merge, or --residual shared",
     )
 
 

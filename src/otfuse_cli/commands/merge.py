@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from .. import __version__
-from ..align.match import match
+from ..align.match import match, only_merge_turns
 from ..align.models import Model
 from ..align.passes import realign
 from ..align.portfolio import Judge
@@ -291,6 +291,8 @@ def _turned(
     """
     if recipe.residual != "orthogonal":
         return None, recipe, ()
+    if plan.command != "merge":
+        raise only_merge_turns()
     try:
         return turn(parents, used, plan.options.arch, recipe, runtime), recipe, ()
     except PostNorm as error:
