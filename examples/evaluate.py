@@ -1,4 +1,4 @@
-"""Test accuracy of the real pairs: mnist-mlpnet, cifar10-vgg11half, cifar10-resnet18w16.
+"""Test accuracy of the real pairs: mnist-mlpnet, cifar10-vgg11half, -resnet18w16, -vit.
 
     python examples/evaluate.py CKPT...
 
@@ -112,8 +112,18 @@ def resnet18(w: StateDict, x: torch.Tensor) -> torch.Tensor:
     return F.linear(x.mean((2, 3)), w["linear.weight"], w["linear.bias"])
 
 
+def vit(w: StateDict, x: torch.Tensor) -> torch.Tensor:
+    """Logits of the ViT of networks.py, which needs transformers."""
+    import networks
+
+    module, _ = networks.vit()
+    module.load_state_dict(w)
+    logits: torch.Tensor = module.eval()(x).logits
+    return logits
+
+
 def accuracy(w: StateDict, limit: int | None = None) -> float:
-    """Percent of the test set that a state dict of one of the three networks gets right."""
+    """Percent of the test set that a state dict of one of the four networks gets right."""
     x, y = (mnist if "fc1.weight" in w else cifar)()
     return accuracy_on(w, x[:limit], y[:limit])
 
@@ -126,6 +136,7 @@ def accuracy_on(w: StateDict, x: torch.Tensor, y: torch.Tensor) -> float:
             ("fc1.weight", mlpnet),
             ("features.18.weight", vgg11),
             ("layer1.0.conv1.weight", resnet18),
+            ("vit.layernorm.weight", vit),
         )
         if name in w
     )

@@ -88,6 +88,29 @@ def test_panels_of_products_make_the_whole(monkeypatch):
         torch.testing.assert_close(one.variance_gO, found[0].variance_gO, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("rows", [30, 2])
+def test_a_row_that_counts_three_times_is_that_row_three_times(rows):
+    """In the primal (many rows announced) and the dual form."""
+    inputs, target, prior = draw(9, 5), draw(9, 2, seed=1), draw(1, 2, 5, seed=2)
+    counts = torch.tensor([1.0, 3.0, 2.0] * 3, dtype=torch.float64)
+    found = []
+    for many in (True, False):
+        sums = Ridge(prior, torch.zeros(1, 2), rows=rows)
+        if many:
+            again = counts.long()
+            sums.add(
+                inputs.repeat_interleave(again, 0)[None], target.repeat_interleave(again, 0)[None]
+            )
+        else:
+            sums.add(inputs[None], target[None], counts)
+        found.append(sums.solve(0.3, where="here"))
+    one, two = found
+    for part in ("weight_gOD", "bias_gO", "mean_gO", "variance_gO"):
+        torch.testing.assert_close(getattr(one, part), getattr(two, part))
+    assert one.before == pytest.approx(two.before)
+    assert one.after == pytest.approx(two.after)
+
+
 def test_a_right_prior_is_left_untouched():
     inputs, prior = draw(50, 8), draw(3, 8, seed=1)
     sums = Ridge(prior[None], None, rows=50)

@@ -218,7 +218,8 @@ OPTIONS: Mapping[str, Any] = {
         _choice(
             "residual",
             panel=FUSION,
-            text="Residual streams: one shared map, the paper's averaged maps, or left in place.",
+            text="Residual streams: one shared map, the paper's averaged maps, left in place, or "
+            "turned (orthogonal: pre-norm transformers, in merge).",
         ),
     ],
     "beta": Annotated[

@@ -43,6 +43,8 @@ def match(
     if recipe.align == "none":
         _require_same_sizes(source, anchor)
         return Match(Alignment({}), (), ())
+    if recipe.residual == "orthogonal":
+        raise only_merge_turns()
     _require_real(source)
     _require_real(anchor)
     average = recipe.residual == "average" and bool(stream_spaces(anchor.graph))
@@ -95,6 +97,16 @@ def _alone(source: Model, anchor: Model, recipe: Recipe, swept: Match, only: str
         alignment=scaled(source, anchor, alignment, recipe),
         candidates=(Candidate("sweep", source.index, None, None, swept.flop, True),),
         warnings=warnings,
+    )
+
+
+def only_merge_turns() -> UsageError:
+    """For everything that matches models without changing them."""
+    return UsageError(
+        "only merge turns residual streams",
+        where="--residual orthogonal",
+        why="the models themselves are changed before they are averaged",
+        fix="use otfuse merge, or --residual shared",
     )
 
 

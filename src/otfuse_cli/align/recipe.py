@@ -15,7 +15,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "metric": ("euclidean", "sqeuclidean", "cosine", "correlation"),
     "mass": ("uniform", "norm", "importance"),
     "solver": ("exact", "sinkhorn", "unbalanced"),
-    "residual": ("shared", "average", "identity"),
+    "residual": ("shared", "average", "identity", "orthogonal"),
     "scale": ("auto", "preserve", "balanced", "paper"),
     "repair": ("auto", "none"),
     "blend": ("average", "joint", "auto"),

@@ -21,7 +21,7 @@ from ..fuse.average import Aligned
 from ..fuse.calibrate import re_estimate, rescale
 from ..fuse.fused import Fused
 from ..fuse.lockstep import Parent
-from ..fuse.refit import Aim, refit
+from ..fuse.refit import Aim, Stress, refit
 from ..fuse.repair import plan_repair
 from ..fuse.selection import Selection
 from ..graph.program import Program
@@ -168,6 +168,7 @@ class Bench:
         *,
         left: frozenset[str] = frozenset(),
         aim: Aim | None = None,
+        stress: Stress | None = None,
     ) -> tuple[tuple[RefitRecord, ...], tuple[str, ...]]:
         """Fit every layer of `tensors`, in place; records, and remarks on what was left alone."""
         found, shared = refit(
@@ -180,6 +181,7 @@ class Bench:
             runtime=self.runtime,
             most_bytes=self.most_bytes,
             aim=aim,
+            stress=stress,
         )
         remarks = [f"{name} is used twice or tied: not refitted" for name in shared]
         return tuple(RefitRecord(f.layer, f.before, f.after) for f in found), tuple(remarks)

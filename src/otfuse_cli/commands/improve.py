@@ -7,11 +7,17 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from ..align.canonical import canonical
 from ..align.recipe import Recipe
+from ..checkpoint.held import Held
 from ..errors import IncompatibleModels, UsageError
 from ..fuse.average import Aligned
 from ..fuse.fused import Fused
 from ..fuse.joint import choices, joined_value, union
+from ..fuse.joint_stream import Part, reduce_streams
+from ..graph.model import LayerGraph
+from ..graph.streams import Stream, has_heads, normed_stream
+from ..network.runnable import graph_at
 from ..report import RefitRecord, StepRecord
 from .bench import Bench, Tensors, seen_units
 from .requests import ImproveOptions
@@ -80,6 +86,23 @@ def improve(
     return Improved(changed, (*steps, *tried), fitted, (*remarks, *more))
 
 
+def _stream(graph: LayerGraph) -> Stream:
+    """The stream that a joint basis is found for.
+
+    Raises:
+        UsageError: There is none.
+    """
+    try:
+        return normed_stream(graph)
+    except UsageError as error:
+        raise UsageError(
+            f"no joint fusion of these transformers: {error.what}",
+            where=error.where,
+            why=error.why,
+            fix="use --blend average",
+        ) from error
+
+
 _Fitted = tuple[Tensors, tuple[RefitRecord, ...], tuple[str, ...]]
 
 
@@ -132,6 +155,8 @@ class _Work:
                 where="--skip, --only",
                 fix="use --blend average",
             )
+        if has_heads(bench.parents.anchor.graph):
+            return self._joint_stream(bench)
         parents = bench.parents
         # An anchor of weight 0 gives its shape and nothing else.
         order = [parents.anchor, *(a.model for a in self.fused.sources)]
@@ -151,6 +176,32 @@ class _Work:
             aim=joined_value,
         )
         return tensors, fitted, remarks
+
+    def _joint_stream(self, bench: Bench) -> _Fitted:
+        """The same for transformers: parents in canonical form, a joint basis for the stream."""
+        anchor = bench.parents.anchor
+        order = [anchor, *(a.model for a in self.fused.sources)]
+        parts = []
+        for model in (m for m in order if bench.weights[m.index] > 0):
+            graph = model.graph
+            if graph.sizes != anchor.graph.sizes:
+                graph = graph_at(bench.parents.known, bench.tensors[model.index])
+            stream = _stream(graph)
+            settled = canonical(bench.tensors[model.index], graph, stream)
+            held = replace(model, graph=graph, checkpoint=Held(model.checkpoint, settled))
+            tensors = {n: t.float() if t.is_floating_point() else t for n, t in settled.items()}
+            run = replace(bench.run_parent(held, bench.weights[model.index]), tensors=tensors)
+            parts.append(Part(held, stream, run))
+        ridge, device = self.options.ridge, bench.runtime.device
+        reduced = reduce_streams(anchor, parts, bench.samples, ridge, device=device)
+        fitted, remarks = bench.refit(
+            [replace(p.run, alignment=a) for p, a in zip(parts, reduced.alignments, strict=True)],
+            reduced.tensors,
+            ridge,
+            aim=joined_value,
+            stress=reduced.stress,
+        )
+        return reduced.tensors, fitted, remarks
 
     def compare(self) -> tuple[str, list[StepRecord], tuple[str, ...]]:
         """`average` or `joint`: which agrees more with the parents on inputs not fitted on."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from .. import __version__
-from ..align.match import match
+from ..align.match import match, only_merge_turns
 from ..align.models import Model
 from ..align.passes import realign
 from ..align.portfolio import Judge
@@ -26,6 +26,7 @@ from ..fuse.average import Aligned
 from ..fuse.fused import Fused
 from ..fuse.repair import Repair, plan_repair
 from ..fuse.selection import Selection
+from ..graph.streams import PostNorm
 from ..report import Report
 from ..runtime import Progress, Runtime, Stopwatch, cores, peak_rss_bytes, resolve_device, silent
 from ..stored import report_beside
@@ -51,6 +52,7 @@ from .parents import (
     open_checkpoints,
 )
 from .requests import STANDARD, AverageOptions, ImproveOptions, MergeRequest, Source
+from .turn import Turned, turn
 from .weights import Rules, weight_rules
 
 Assemble = Callable[[Sequence[Checkpoint], int, ImproveOptions, str], Parents]
@@ -200,6 +202,11 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
         used = {plan.anchor_index, *(m.index for m in sources)}
         with watch("read"):
             _survey([parents.whole, *sources], runtime)
+        with watch("match"):
+            turned, recipe, fallen = _turned(plan, parents, used, recipe, runtime)
+        if turned is not None:
+            parents = turned.parents
+            sources = [m for m in parents.sources if selection.used(m.index)]
         with watch("inputs"):
             bench = open_bench(parents, plan.options, recipe, selection, runtime)
             if bench is not None:
@@ -210,6 +217,9 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
         matches: list[Match] = []
         with watch("match"):
             for source in sources:
+                if turned is not None:
+                    matches.append(turned.matches[source.index])
+                    continue
                 judge = None if bench is None else bench.judge(source)
                 found = plan.steps.match(source, parents.anchor, recipe, runtime, judge=judge)
                 matches.append(found)
@@ -220,9 +230,11 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
         ]
         with watch("check"):
             checks, remarks = check_function(parents, aligned)
+            if turned is not None:
+                checks = turned.checks
         repair = None
         if recipe.repair == "auto" and (plan.rules or not _endpoint(aligned)):
-            repair = plan_repair(parents.anchor.graph)
+            repair = plan_repair(parents.anchor.graph) if turned is None else turned.repair
         fused = Fused(parents.whole, parents.anchor, aligned, selection, repair)
         better = None
         if bench is not None:
@@ -256,6 +268,7 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
             candidates=tuple(c for m in matches for c in m.candidates),
             warnings=(
                 *parents.warnings,
+                *fallen,
                 *(bench.warnings if bench is not None else ()),
                 *selection.warnings(parents.whole.checkpoint.infos),
                 *lost,
@@ -273,6 +286,24 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
     if plan.report is not None:
         write_text(plan.report, report.to_json(), overwrite=plan.target.overwrite)
     return report
+
+
+def _turned(
+    plan: Plan, parents: Parents, used: Collection[int], recipe: Recipe, runtime: Runtime
+) -> tuple[Turned | None, Recipe, tuple[str, ...]]:
+    """Parents turned onto the anchor for `--residual orthogonal`; None where streams stay.
+
+    A network whose stream has axes of its own falls back to permutations, and a warning says so.
+    """
+    if recipe.residual != "orthogonal":
+        return None, recipe, ()
+    if plan.command != "merge":
+        raise only_merge_turns()
+    try:
+        return turn(parents, used, plan.options.arch, recipe, runtime), recipe, ()
+    except PostNorm as error:
+        warning = f"--residual orthogonal: {error.what} at {error.where}: units were permuted"
+        return None, replace(recipe, residual="shared"), (warning,)
 
 
 def _select(plan: Plan, parents: Parents) -> Selection:

@@ -22,6 +22,8 @@ from .lockstep import Lockstep, Parent, Stop
 from .patches import Rows, along_outputs, rows_of
 from .ridge import Ridge, Solution
 
+# From a fit and its number of rows: how often each position counts (None: all once), the ridge.
+Stress = Callable[[Fit, int], tuple[Tensor | None, float]]
 # What a value of the fused network should be, from the parents' values of that name.
 Aim = Callable[[str, Sequence[Parent], Sequence[Walk]], Tensor]
 
@@ -49,6 +51,7 @@ def refit(
     runtime: Runtime,
     most_bytes: int,
     aim: Aim | None = None,
+    stress: Stress | None = None,
 ) -> tuple[list[Refitted], tuple[str, ...]]:
     """Fit every layer of `fused`, in place.
 
@@ -62,6 +65,7 @@ def refit(
         runtime: Device, seed, progress.
         most_bytes: Memory for what stopped passes hold.
         aim: What a value should be, from the parents'; None for `mean_value`.
+        stress: What counts more in a layer's fit, and its ridge; None for all alike, and `ridge`.
 
     Returns:
         What was fitted, and tensors that were left alone because they are used twice or tied.
@@ -76,9 +80,11 @@ def refit(
         parents, program, fused, samples, device=runtime.device, keep=keep, most_bytes=most_bytes
     )
     done: list[Refitted] = []
+    weigh = stress or (lambda fit, rows: (None, ridge))
     for at, fit in enumerate(plan):
         runtime.progress("refit", at, len(plan))
-        found = _fit(fit, lockstep, ridge, runtime.generator(7_000_000 + at), aim or mean_value)
+        draw = runtime.generator(7_000_000 + at)
+        found = _fit(fit, lockstep, weigh, draw, aim or mean_value)
         if found is not None:
             done.append(found)
     runtime.progress("refit", len(plan), len(plan))
@@ -86,7 +92,7 @@ def refit(
 
 
 def _fit(
-    fit: Fit, lockstep: Lockstep, ridge: float, generator: torch.Generator, aim: Aim
+    fit: Fit, lockstep: Lockstep, stress: Stress, generator: torch.Generator, aim: Aim
 ) -> Refitted | None:
     fused, layer = lockstep.fused, fit.layer
     assert isinstance(fused, dict)
@@ -94,6 +100,7 @@ def _fit(
     rows: Rows | None = None
     sums: Ridge | None = None
     prior = None
+    counts_P, ridge = None, 0.0
     for stop in lockstep.stops([fit.target], layer.node):
         target = _target(fit, lockstep, stop, aim)
         if rows is None or sums is None:
@@ -104,13 +111,18 @@ def _fit(
             )
             places = each if rows.places is None else len(rows.places)
             prior = _Folded(fit, fused)
+            counts_P, ridge = stress(fit, lockstep.samples.count * places)
+            if counts_P is not None and rows.places is not None:
+                counts_P = counts_P[rows.places]
             sums = Ridge(
                 rows.flat_weight(prior.weight),
                 None if prior.bias is None else prior.bias.view(rows.groups, -1),
                 rows=lockstep.samples.count * places,
             )
         values = lockstep.cut(stop.fused[layer.input], stop)
-        sums.add(rows.inputs(values), rows.outputs(target))
+        wanted = rows.outputs(target)
+        many = None if counts_P is None else counts_P.repeat(wanted.shape[1] // len(counts_P))
+        sums.add(rows.inputs(values), wanted, many)
     assert rows is not None
     assert sums is not None
     assert prior is not None

@@ -60,31 +60,43 @@ class Ridge:
         g, o, d = weight_gOD.shape
         like = self.prior_gOD
         self.dual = rows < d
-        self.rows = 0
+        self.rows = 0.0
         self.sum_gD = like.new_zeros(g, d)
         self.rest_gO = like.new_zeros(g, o)
         self.target = self.missed = 0.0
         self._inputs: list[Tensor] = []
+        self._roots: list[Tensor] = []
         self._rests: list[Tensor] = []
         self._waiting: list[tuple[Tensor, Tensor]] = []
         if not self.dual:
             self.gram_gDD = like.new_zeros(g, d, d)
             self.cross_gDO = like.new_zeros(g, d, o)
 
-    def add(self, inputs_gnD: Tensor, target_gnO: Tensor) -> None:
-        """Count rows of inputs and of what they should give."""
+    def add(self, inputs_gnD: Tensor, target_gnO: Tensor, weights_n: Tensor | None = None) -> None:
+        """Count rows of inputs and of what they should give; with `weights_n`, so often each."""
         inputs, target = inputs_gnD.double(), target_gnO.double()
         rest = target - torch.einsum("gnd,god->gno", inputs, self.prior_gOD)
         if self.bias_gO is not None:
             rest -= self.bias_gO[:, None]
-        self.rows += inputs.shape[1]
+        root_n1 = inputs.new_ones(inputs.shape[1], 1)
+        if weights_n is None:
+            self.rows += inputs.shape[1]
+            self.sum_gD += inputs.sum(1)
+            self.rest_gO += rest.sum(1)
+        else:
+            many = weights_n.to(inputs)
+            self.rows += float(many.sum())
+            self.sum_gD += torch.einsum("n,gnd->gd", many, inputs)
+            self.rest_gO += torch.einsum("n,gno->go", many, rest)
+            root_n1 = many[:, None].sqrt()
+            inputs, target, rest = inputs * root_n1, target * root_n1, rest * root_n1
+            inputs_gnD = inputs
         self.target += float(target.square().sum())
         self.missed += float(rest.square().sum())
-        self.sum_gD += inputs.sum(1)
-        self.rest_gO += rest.sum(1)
         if self.dual:
             self._inputs.append(inputs)
             self._rests.append(rest)
+            self._roots.append(root_n1)
             return
         # As long as the prior is right nothing will have to be solved: the product can wait.
         self._waiting.append((inputs_gnD, rest))
@@ -148,24 +160,26 @@ class Ridge:
 
     def _dual(self, ridge: float, where: str) -> Solution:
         inputs, rest = torch.cat(self._inputs, 1), torch.cat(self._rests, 1)
+        root_n1 = torch.cat(self._roots)
         self._inputs.clear()
         self._rests.clear()
         n = self.rows
-        power = inputs.square().mean((1, 2))
+        power = inputs.square().sum(1).mean(1) / n
         centred, rest_c = inputs, rest
         mean_gD = (self.sum_gD / n)[:, None]
         if self.bias_gO is not None:
-            centred = inputs - mean_gD
-            rest_c = rest - (self.rest_gO / n)[:, None]
-        system = centred.new_zeros(len(centred), n, n)
+            centred = inputs - mean_gD * root_n1
+            rest_c = rest - (self.rest_gO / n)[:, None] * root_n1
+        system = centred.new_zeros(len(centred), centred.shape[1], centred.shape[1])
         _add_products(system, centred)
         system = _mirrored(system).div_(n)
         system.diagonal(dim1=1, dim2=2).add_(ridge * power[:, None])
         step_gOD = _solve(system, rest_c, where).transpose(1, 2) @ centred / n
         weight = self.prior_gOD + step_gOD
-        spread = (inputs - mean_gD) @ weight.transpose(1, 2)
+        spread = (inputs - mean_gD * root_n1) @ weight.transpose(1, 2)
         left = rest_c - centred @ step_gOD.transpose(1, 2)
-        return self._solution(weight, spread.square().mean(1), float(left.square().sum()) / n)
+        spread_gO = spread.square().sum(1) / n
+        return self._solution(weight, spread_gO, float(left.square().sum()) / n)
 
     def _solution(self, weight: Tensor, variance: Tensor, left: float) -> Solution:
         mean_gD = self.sum_gD / self.rows

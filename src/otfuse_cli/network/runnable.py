@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from torch.utils import _pytree as pytree
 from ..errors import IncompatibleModels
 from ..graph.model import LayerGraph
 from ..graph.program import Program, labelled_program
-from ..graph.trace import export
+from ..graph.trace import export, trace
 from .architecture import Architecture, module_state, real_network
 from .factory import Network
 from .program import load_program
@@ -68,6 +69,19 @@ def runnable(
     )
 
 
+def graph_at(known: Architecture, read: Mapping[str, Tensor]) -> LayerGraph:
+    """The layer graph of the network with tensors of other widths, traced with these.
+
+    Widths alone don't tell how many heads a layer has; what the network makes of them does.
+    """
+    network = real_network(known)
+    assert network is not None
+    module = with_tensors(network.module, module_state(network, known.names, read.__getitem__))
+    source = known.graph.source
+    graph = trace(module, network.args, network.kwargs, source=source, name_map=known.names)
+    return replace(graph, tensors={name: graph.tensors[name] for name in known.graph.tensors})
+
+
 def with_tensors(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
     """A copy of `module` that holds other tensors, of other widths as well; ties are kept."""
     module = copy.deepcopy(module)
@@ -86,6 +100,8 @@ def with_tensors(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
                         nn.Parameter(value, requires_grad=False) if parameter else value
                     )
                 table[name] = owned[id(tensor)]
+        if isinstance(child, nn.LayerNorm) and isinstance(child.weight, Tensor):
+            child.normalized_shape = tuple(child.weight.shape)
     return module
 
 

@@ -1,0 +1,86 @@
+"""Which heads and units of all parents write to the fused stream: those that explain most of it.
+
+What all parents' units together would write, `W phi`, is known; a subset is as good as what of it
+can be had from the units in the subset (least squares). No data but their covariance is needed.
+
+Legend: U units of all parents (positions inside heads count one by one), M chosen, d stream.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from math import comb
+
+import torch
+from torch import Tensor
+
+# Up to so many subsets of heads are tried; above, heads are taken one after another.
+_MOST_SUBSETS = 1_000
+# Relative to the mean power of a unit.
+_RIDGE = 1e-5
+
+
+def choose_heads(covariance_UU: Tensor, write_dU: Tensor, heads: int, most: int) -> tuple[int, ...]:
+    """The heads that explain most, in ascending order.
+
+    Args:
+        covariance_UU: Of what heads put out, the positions of one head side by side; float64.
+        write_dU: What each writes to the stream.
+        heads: Of all parents.
+        most: How many to take.
+    """
+    ridge = _RIDGE * float(covariance_UU.diagonal().mean()) + 1e-300
+    wanted_Ud = covariance_UU @ write_dU.T
+    places = torch.arange(len(covariance_UU)).view(heads, -1)
+
+    def explained(chosen: tuple[int, ...]) -> float:
+        own = places[list(chosen)].flatten()
+        inner = covariance_UU[own][:, own].clone()
+        inner.diagonal().add_(ridge)
+        factor = torch.linalg.cholesky(inner)
+        half = torch.linalg.solve_triangular(factor, wanted_Ud[own], upper=False)
+        return float(half.square().sum())
+
+    if comb(heads, most) <= _MOST_SUBSETS:
+        return max(combinations(range(heads), most), key=explained)
+    chosen: tuple[int, ...] = ()
+    for _ in range(most):
+        left = [h for h in range(heads) if h not in chosen]
+        chosen = (*chosen, max(left, key=lambda h: explained((*chosen, h))))
+    return tuple(sorted(chosen))
+
+
+def choose_units(covariance_UU: Tensor, write_dU: Tensor, most: int) -> Tensor:
+    """Greedy forward selection: again and again the unit that explains most of what is left.
+
+    Args:
+        covariance_UU: Of what the units do after their activation, float64.
+        write_dU: What each writes to the stream.
+        most: M.
+
+    Returns:
+        M indices in ascending order.
+    """
+    left_UU = covariance_UU.clone()
+    ridge = _RIDGE * float(left_UU.diagonal().mean()) + 1e-300
+    wanted_Ud = left_UU @ write_dU.T
+    free_U = torch.ones(len(left_UU), dtype=torch.bool, device=left_UU.device)
+    for _ in range(most):
+        power_U = left_UU.diagonal().clamp(min=0) + ridge
+        gain_U = torch.where(free_U, wanted_Ud.square().sum(1) / power_U, -1.0)
+        best = int(gain_U.argmax())
+        free_U[best] = False
+        column_U = left_UU[:, best] / power_U[best].sqrt()
+        row_d = wanted_Ud[best] / power_U[best].sqrt()
+        wanted_Ud -= column_U[:, None] * row_d
+        left_UU.addr_(column_U, column_U, alpha=-1)
+    return (~free_U).nonzero().flatten()
+
+
+def read_from(covariance_UU: Tensor, chosen_M: Tensor) -> Tensor:
+    """Every unit as a combination of the chosen ones by least squares, U x M."""
+    inner_MM = covariance_UU[chosen_M][:, chosen_M]
+    power = float(inner_MM.diagonal().mean())
+    inner_MM = inner_MM + (1e-9 * power + 1e-300) * torch.eye(len(chosen_M)).to(inner_MM)
+    found: Tensor = torch.linalg.solve(inner_MM, covariance_UU[chosen_M]).T
+    return found

@@ -1,0 +1,154 @@
+"""Joint fusion of transformers: basis, heads, units, positions (`--blend joint`)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import otfuse_cli
+from otfuse_cli.errors import UsageError
+from otfuse_cli.fuse.positions import Positions
+from otfuse_cli.fuse.stream_choice import choose_heads, choose_units, read_from
+from otfuse_cli.graph.program import labelled_program
+from otfuse_cli.graph.trace import export
+from otfuse_cli.network.samples import Samples
+from test_orthogonal import NETS, change, folder, known, made, tensors_of, twin
+
+pytest.importorskip("transformers")
+COUNT = 120
+
+
+def inputs_for(name: str, count: int = COUNT) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(5)
+    ((_, example),) = made(name)[1].items()
+    if example.is_floating_point():
+        return torch.randn(count, *example.shape[1:], generator=generator)
+    return torch.randint(1, 19, (count, example.shape[1]), generator=generator)
+
+
+def joint(name, tmp_path, *models, **options):
+    return otfuse_cli.merge(
+        *models,
+        arch=folder(name, tmp_path),
+        samples=inputs_for(name),
+        blend="joint",
+        **{"matcher": "sweep", **options},
+    )
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_a_net_with_itself_keeps_its_function(name, tmp_path):
+    own = tensors_of(name)
+    fused, _ = joint(name, tmp_path, own, own)
+    assert change(name, own, fused) < 1e-4
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_turned_twins_keep_their_function(name, tmp_path):
+    own = tensors_of(name)
+    other = {n: t.float() for n, t in twin(name, 7).items()}
+    fused, report = joint(name, tmp_path, other, own)
+    assert change(name, own, fused) < 1e-4
+    assert [s.name for s in report.steps] == ["average", "joint"]
+
+
+def test_the_order_of_the_parents_means_nothing(tmp_path):
+    a, b = tensors_of("vit", 0), tensors_of("vit", 1)
+    one, _ = joint("vit", tmp_path, a, b, anchor="first")
+    two, _ = joint("vit", tmp_path, b, a, anchor="first")
+    assert change("vit", one, two) < 1e-3
+
+
+def test_two_parents_fit_better_than_their_average(tmp_path):
+    a, b = tensors_of("vit", 0), tensors_of("vit", 1)
+    _, report = joint("vit", tmp_path, a, b)
+    average, joined = report.steps
+    assert joined.agreement > average.agreement
+
+
+@pytest.fixture
+def vit_program():
+    module, inputs = made("vit")
+    graph, _ = known("vit")
+    exported, _ = export(module, (), inputs)
+    program = labelled_program(exported, batch=2, graph=graph)
+    return program, dict(module.state_dict()), Samples((), inputs)
+
+
+def test_only_the_class_token_is_read_out(vit_program):
+    program, tensors, samples = vit_program
+    positions = Positions(program, tensors, samples, device="cpu")
+    by_weight = {
+        "mlp.fc2": "only", "o_proj": "only", "q_proj": "only", "k_proj": "all", "v_proj": "all",
+    }  # fmt: skip
+    from otfuse_cli.graph.fits import fits
+
+    for fit in fits(program)[0]:
+        kind = next((k for k in by_weight if k in fit.layer.weight), None)
+        if kind is None or "layers.1" not in fit.layer.weight:
+            continue
+        reached = positions.reached(fit.layer.node).tolist()
+        wanted = [True] + [False] * (len(reached) - 1)
+        assert reached == (wanted if by_weight[kind] == "only" else [True] * len(reached)), kind
+
+
+def test_duplicated_units_are_chosen_once():
+    torch.manual_seed(0)
+    rows = torch.randn(300, 6, dtype=torch.float64)
+    both = torch.cat([rows, rows[:, [3, 1, 0, 2, 5, 4]]], 1)
+    covariance = both.T @ both / 300
+    write = torch.randn(4, 12, dtype=torch.float64)
+    chosen = choose_units(covariance, write, 6)
+    origin = [*range(6), 3, 1, 0, 2, 5, 4]
+    assert sorted(origin[i] for i in chosen.tolist()) == list(range(6))
+    read = read_from(covariance, chosen)
+    torch.testing.assert_close(both[:, chosen] @ read.T, both, rtol=1e-6, atol=1e-6)
+
+
+def test_heads_that_explain_most_are_chosen():
+    """Three of four heads matter; with as many subsets as here all are tried."""
+    torch.manual_seed(0)
+    rows = torch.randn(500, 8, dtype=torch.float64)
+    covariance = rows.T @ rows / 500
+    write = torch.ones(3, 8, dtype=torch.float64)
+    write[:, 2:4] = 0.01
+    assert choose_heads(covariance, write, 4, 3) == (0, 2, 3)
+
+
+def test_narrow_and_wide_parents_fit_into_either(tmp_path):
+    """Streams, head counts and units of different sizes; heads of one width."""
+    import transformers
+
+    def net(width, heads, inner):
+        torch.manual_seed(width)
+        config = transformers.ViTConfig(
+            hidden_size=width, num_hidden_layers=2, num_attention_heads=heads,
+            intermediate_size=inner, image_size=16, patch_size=4, num_labels=3,
+            architectures=["ViTForImageClassification"],
+        )  # fmt: skip
+        module = transformers.ViTForImageClassification(config).eval()
+        module.save_pretrained(tmp_path / str(width))
+        return module
+
+    wide, narrow = net(32, 4, 24), net(16, 2, 10)
+    for anchor, module in ((0, wide), (1, narrow)):
+        fused, report = otfuse_cli.merge(
+            wide.state_dict(),
+            narrow.state_dict(),
+            arch=f"hf:{tmp_path / str(module.config.hidden_size)}",
+            anchor=str(anchor),
+            samples=inputs_for("vit"),
+            blend="joint",
+            matcher="sweep",
+        )
+        assert {n: t.shape for n, t in fused.items()} == {
+            n: t.shape for n, t in module.state_dict().items()
+        }
+        module.load_state_dict(fused)
+        assert report.steps[-1].agreement > 0.7
+
+
+def test_tied_embeddings_are_refused(tmp_path):
+    own = dict(made("gpt2")[0].state_dict())
+    with pytest.raises(UsageError, match="tied"):
+        joint("gpt2", tmp_path, own, own)
