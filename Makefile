@@ -22,9 +22,10 @@ check: $(VENV)/.installed-dev  ## lint, format, types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.installed-dev  ## the tables of docs/benchmarks.md; half an hour, 8 GB of disk
+bench: $(VENV)/.installed-dev  ## the tables of docs/benchmarks.md; an hour, 12 GB of disk
 	$(BIN)/python benchmarks/matching.py
 	$(BIN)/python benchmarks/baseline.py
+	$(BIN)/python benchmarks/refit.py
 	$(BIN)/python benchmarks/large.py
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/start.py
