@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test slow check venv clean
+.PHONY: demo test slow check bench venv clean
 
 demo: $(VENV)/.installed  ## install, then fuse the bundled pair
 	$(BIN)/otfuse demo
@@ -21,6 +21,13 @@ check: $(VENV)/.installed-dev  ## lint, format, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: $(VENV)/.installed-dev  ## the tables of docs/benchmarks.md; half an hour, 8 GB of disk
+	$(BIN)/python benchmarks/matching.py
+	$(BIN)/python benchmarks/baseline.py
+	$(BIN)/python benchmarks/large.py
+	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/start.py
 
 venv: $(VENV)/.installed-dev  ## everything for development
 

@@ -108,7 +108,8 @@ def test_floor_stands_on_errors_alone(module):
 
 
 def test_only_solve_imports_solvers():
-    assert importers("ot", "scipy.optimize", "lap") <= {f"{NAME}.transport.solve"}
+    assert importers("ot") <= {f"{NAME}.transport.solve"}
+    assert importers("scipy.optimize", "lap") <= {f"{NAME}.transport.assignment"}
 
 
 def test_only_plot_draws():

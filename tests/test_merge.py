@@ -300,15 +300,15 @@ def test_a_killed_run_leaves_no_output(tmp_path):
     torch.save(mlp(1), tmp_path / "b.pt")
     program = (
         "import sys, time\n"
-        "import otfuse_cli.fuse.fused as m\n"
-        "real, calls = m.average, []\n"
+        "import otfuse_cli.fuse.rows as m\n"
+        "real, calls = m.stored, []\n"
         "def slow(*a, **k):\n"
         "    calls.append(1)\n"
         "    if len(calls) == 2:\n"
         "        print('halfway', flush=True)\n"
         "        time.sleep(60)\n"
         "    return real(*a, **k)\n"
-        "m.average = slow\n"
+        "m.stored = slow\n"
         "from otfuse_cli.app import main\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )

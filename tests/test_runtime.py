@@ -1,5 +1,6 @@
 """Device, stopwatch and memory of the process."""
 
+import platform
 import subprocess
 import sys
 
@@ -25,3 +26,37 @@ def test_peak_memory_is_not_inherited():
     ballast = np.ones(2**25)
     assert peak_rss_bytes() > ballast.nbytes
     assert 2**20 < child_peak() < ballast.nbytes
+
+
+# Arrays of 4 MiB with something small between them: once freed, holes in a heap.
+HOLES = """
+import sys
+from pathlib import Path
+from otfuse_cli.runtime import return_freed_memory
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+if sys.argv[1] == "returned":
+    return_freed_memory()
+large = bytearray(b"x") * (8 << 20)
+del large  # glibc maps arrays of this size no longer
+before, kept, freed = resident(), [], []
+for _ in range(30):
+    freed.append(bytearray(b"x") * (4 << 20))
+    kept.append(bytes(5000))
+freed.clear()
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="what glibc does"
+)
+def test_freed_memory_is_returned():
+    command = [sys.executable, "-c", HOLES]
+    kept, returned = (
+        int(subprocess.run([*command, how], capture_output=True, check=True).stdout)
+        for how in ("kept", "returned")
+    )
+    assert returned < 8 << 20 < 64 << 20 < kept

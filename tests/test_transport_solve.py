@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 from otfuse_cli.errors import SolveFailed, UsageError
-from otfuse_cli.transport import mass, scaling, ties
+from otfuse_cli.transport import assignment, mass, scaling, ties
 from otfuse_cli.transport.cost import cost_matrix, unit_rows
 from otfuse_cli.transport.solve import Solver, has_ties, maximise, solve
 
@@ -107,6 +107,7 @@ def test_offsets_are_removed_before_the_assignment(monkeypatch: pytest.MonkeyPat
         seen.append((cost.min(0).max(), cost.min(1).max(), cost.max()))
         return linear_sum_assignment(cost)
 
+    monkeypatch.setattr(assignment, "find_spec", lambda name: None)
     monkeypatch.setattr(scipy.optimize, "linear_sum_assignment", watched)
     cost = neurons("heavy", 30, 30) + 1e3 * rows(30, 1).abs()
     solve(cost)
@@ -454,3 +455,36 @@ def test_refuses_options_that_are_not_positive(value: float) -> None:
         solve(torch.zeros(2, 2), solver=Solver.SINKHORN, epsilon=value)
     with pytest.raises(UsageError, match="relaxation"):
         solve(torch.zeros(2, 2), solver=Solver.UNBALANCED, relaxation=value)
+
+
+@pytest.mark.parametrize("kind", ["random", "dead", "copies", "whole"])
+def test_with_and_without_lapx_the_plan_is_the_same(kind, monkeypatch):
+    lap = pytest.importorskip("lap")
+    generator = torch.Generator().manual_seed(5)
+    rows = torch.randn(300, 20, generator=generator, dtype=torch.float64)
+    if kind == "dead":
+        rows[::3] = 0
+    if kind == "copies":
+        rows[100:200] = rows[:100]
+    cost = torch.cdist(rows, torch.roll(rows, 7, 0) + 0.3 * (kind == "random"))
+    if kind == "whole":
+        cost = (cost * 3).round()
+    calls = []
+    real = lap.lapjvr
+    monkeypatch.setattr(lap, "lapjvr", lambda *a, **k: calls.append(1) or real(*a, **k))
+    fast = solve(cost)
+    assert calls
+    monkeypatch.setattr(assignment, "find_spec", lambda name: None)
+    plain = solve(cost)
+    assert len(calls) == 1
+    assert fast.ot_cost == pytest.approx(plain.ot_cost, rel=1e-12, abs=1e-15)
+    assert torch.equal(fast.plan.index_M, plain.plan.index_M)
+
+
+def test_what_lapx_says_is_not_trusted(monkeypatch):
+    lap = pytest.importorskip("lap")
+    cost = torch.rand(40, 40, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    best = solve(cost)
+    order = np.arange(40)
+    monkeypatch.setattr(lap, "lapjvr", lambda *a, **k: (order, order))
+    assert torch.equal(solve(cost).plan.index_M, best.plan.index_M)

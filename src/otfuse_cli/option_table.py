@@ -429,7 +429,7 @@ OPTIONS: Mapping[str, Any] = {
             panel=RUN,
             metavar="GIB",
             text="Memory for what networks hold between two layers; above it they run again for "
-            "every layer.",
+            "every layer. Given, it also refuses a merge whose matching needs more.",
             default=4,
         ),
     ],

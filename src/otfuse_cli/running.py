@@ -14,7 +14,7 @@ from .errors import ExitCode, OtfuseError, OutputRefused, UsageError
 from .options import RunOptions, build, split
 from .render import Outcome, View
 from .report import Report
-from .runtime import Progress
+from .runtime import Progress, return_freed_memory
 
 Request = TypeVar("Request")
 Verb = Callable[[Request, Progress], Report]
@@ -38,6 +38,7 @@ def run_verb(
 ) -> int:
     """Run a verb on Typer's values and show what came of it; returns the exit code."""
     assert isinstance(request_type, type)
+    return_freed_memory()
     keywords, options = split(request_type, values)
     view = _view(options, keywords)
     try:

@@ -39,6 +39,44 @@ def transport(
         without: Leave this space alone.
         only: On this dimension only; None = on all of them.
     """
+    return _Mover(graph).move(tensor, _dims(name, graph, alignment, without, only), anchor)
+
+
+def row_indices(
+    name: str, graph: LayerGraph, alignment: Alignment
+) -> tuple[torch.Tensor | None, ...] | None:
+    """A hard alignment of one tensor as an index for each axis, None where it stays.
+
+    `transport` is then the same as picking these along every axis, in any order, and any rows of
+    the result can be had without the others.
+
+    Returns:
+        None where there are no such indices: soft maps, scales, an axis inside which units move
+        differently for each unit of another axis.
+    """
+    if not alignment.hard:
+        return None
+    found: list[torch.Tensor | None] = []
+    for dim in _dims(name, graph, alignment):
+        if not any(map(dim.moves, axis_units(dim.expr))):
+            found.append(None)
+            continue
+        spaces = set(axis_units(dim.expr))
+        if any(u in dim.families and graph.spaces[u].per not in spaces for u in spaces):
+            return None
+        size = axis_size(dim.expr, graph.sizes)
+        index = _Mover(graph).move(torch.arange(size), [dim], None)
+        found.append(None if torch.equal(index, torch.arange(size)) else index)
+    return tuple(found)
+
+
+def _dims(
+    name: str,
+    graph: LayerGraph,
+    alignment: Alignment,
+    without: str | None = None,
+    only: int | None = None,
+) -> list[_Dim]:
     dims = []
     for dim, axis in enumerate(graph.tensors[name].axes):
         maps = alignment.on(name, dim)
@@ -52,7 +90,7 @@ def transport(
             families = {s: m for s, m in families.items() if s != without}
             scales.pop(without, None)
         dims.append(_Dim(axis.expr, consume, maps, families, scales))
-    return _Mover(graph).move(tensor, dims, anchor)
+    return dims
 
 
 def transport_value(

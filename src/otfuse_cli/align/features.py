@@ -93,7 +93,9 @@ def raw_rows(
     """
     graph = model.graph
     node = graph.tensors[producer.weight]
-    weight = model.read(producer.weight)
+    # Hard maps only move numbers: they need not be widened before they are in their place.
+    late = producer.norm is None and not pool and (alignment is None or alignment.hard)
+    weight = (model.stored if late else model.read)(producer.weight)
     columns = [] if producer.bias is None else [model.read(producer.bias)]
     if producer.norm is not None:
         gain, shift = _batch_norm(model, producer.norm)
@@ -107,11 +109,13 @@ def raw_rows(
     index = graph.spaces[space].per
     exprs = [axis.expr for axis in node.axes]
     found = unfold(weight, exprs, producer.dim, space, sizes, index=index, pool=pool)
+    del weight
+    found = [model.widened(rows) for rows in found] if late else found
     for column in columns:
         if alignment is not None and len(set(axis_units(exprs[producer.dim]))) > 1:
             column = _move_column(column, producer, graph, alignment, space)
         found += unfold(column, [exprs[producer.dim]], 0, space, sizes, index=index, pool=pool)
-    return torch.cat(found, -1)
+    return found[0] if len(found) == 1 else torch.cat(found, -1)
 
 
 def _move_column(

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 from ..errors import IncompatibleModels, UsageError
 from ..graph.axes import axis_units
+from ..report import Candidate
 from ..runtime import Runtime
 from .alignment import Alignment
 from .balance import balance
 from .descent import Found
 from .measure import measure
 from .models import Model
-from .portfolio import Judge, Portfolio
+from .portfolio import Judge, Portfolio, in_order
 from .recipe import Recipe
 from .residual_average import sweep_average
 from .shares import weigh
@@ -48,11 +49,9 @@ def match(
     _require_real(anchor)
     average = recipe.residual == "average" and bool(stream_spaces(anchor.graph))
     first = (sweep_average if average else sweep)(source, anchor, recipe, runtime, random=random)
-    errors = {s.id: s.marginal_error for s in first.spaces}
-    swept = Found(first.alignment, 0.0, first.flop, errors=errors)
-    portfolio = Portfolio(source, anchor, recipe, runtime, swept, judge)
     only = _sweep_only(recipe, average=average)
-    warnings: tuple[str, ...] = ()
+    if recipe.matcher == "sweep" or (recipe.matcher == "auto" and only is not None):
+        return _alone(source, anchor, recipe, first, only)
     if recipe.matcher in ("descent", "frank-wolfe") and only is not None:
         raise UsageError(
             f"--matcher {recipe.matcher} can't be combined with {only}",
@@ -60,16 +59,15 @@ def match(
             why="it improves one objective over the maps of all spaces, which is not defined there",
             fix="use --matcher sweep",
         )
-    if recipe.matcher == "auto" and only is not None:
-        warnings = (f"--matcher auto is the sweep alone with {only}",)
-    elif recipe.matcher == "auto":
+    errors = {s.id: s.marginal_error for s in first.spaces}
+    swept = Found(first.alignment, 0.0, first.flop, errors=errors)
+    portfolio = Portfolio(source, anchor, recipe, runtime, swept, judge)
+    if recipe.matcher == "auto":
         if source.observed and recipe.align == "wts" and recipe.solver == "exact":
             seen = sweep(source, anchor, replace(recipe, align="acts"), runtime)
             portfolio.observe(Found(seen.alignment, 0.0, seen.flop))
         portfolio.auto()
-    elif recipe.matcher != "sweep" and not (
-        recipe.matcher == "frank-wolfe" and portfolio.frank_wolfe()
-    ):
+    elif recipe.matcher != "frank-wolfe" or not portfolio.frank_wolfe():
         portfolio.descent()
     outcome = portfolio.outcome()
     spaces, layers = first.spaces, first.layers
@@ -84,7 +82,21 @@ def match(
         layers,
         outcome.best.flop,
         outcome.candidates,
-        (*warnings, *outcome.warnings),
+        outcome.warnings,
+    )
+
+
+def _alone(source: Model, anchor: Model, recipe: Recipe, swept: Match, only: str | None) -> Match:
+    """The sweep's answer; with nothing to compare it to, its objective is not computed."""
+    alignment = swept.alignment
+    warnings = in_order(source, alignment)
+    if recipe.matcher == "auto":
+        warnings = (f"--matcher auto is the sweep alone with {only}", *warnings)
+    return replace(
+        swept,
+        alignment=scaled(source, anchor, alignment, recipe),
+        candidates=(Candidate("sweep", source.index, None, None, swept.flop, True),),
+        warnings=warnings,
     )
 
 

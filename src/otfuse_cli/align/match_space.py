@@ -5,8 +5,9 @@ Legend: N source units, M anchor units, K features.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
 
 import torch
 
@@ -22,6 +23,8 @@ from .features import Producer, joined, raw_rows
 from .models import Model
 from .recipe import Recipe
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -31,6 +34,13 @@ class Rows:
     source: tuple[torch.Tensor, ...]
     anchor: tuple[torch.Tensor, ...]
     observed: bool = False  # what units do on inputs, not their weights
+    _known: dict[object, object] = field(default_factory=dict, repr=False, compare=False)
+
+    def once(self, key: object, find: Callable[[], T]) -> T:
+        """What `find` says about these rows, asked once for each key."""
+        if key not in self._known:
+            self._known[key] = find()
+        return cast(T, self._known[key])
 
     @property
     def features(self) -> int:
@@ -112,7 +122,7 @@ def solve_rows(rows: Rows, recipe: Recipe) -> Solution:
             mass.from_norms(_importance(torch.cat([*side], -1)).cpu())
             for side in (rows.source, rows.anchor)
         )
-    return solve(
+    solution = solve(
         cost_NM,
         mass_N,
         mass_M,
@@ -120,18 +130,18 @@ def solve_rows(rows: Rows, recipe: Recipe) -> Solution:
         epsilon=recipe.epsilon,
         tie_NM=tie_NM,
     )
+    # What is known by now about these rows need not be found once more.
+    rows.once((recipe, solution.plan), lambda: solution.ot_cost)
+    if rows.source[0].shape == rows.anchor[0].shape:
+        rows.once((recipe, "identity"), lambda: float(cost_NM.diagonal().double().mean()))
+    return solution
 
 
 def identity_cost(rows: Rows, recipe: Recipe) -> float | None:
     """Mean cost of leaving every unit in its place; None for unequal sizes."""
-    source, anchor = (_compared(r, rows, recipe) for r in (rows.source, rows.anchor))
-    if source.shape != anchor.shape:
+    if rows.source[0].shape != rows.anchor[0].shape:
         return None
-    return float(
-        paired_cost(source, anchor, metric=_metric(recipe), dead_cost=_dead_cost(rows, recipe))
-        .double()
-        .mean()
-    )
+    return rows.once((recipe, "identity"), lambda: _paired_mean(rows, recipe, None))
 
 
 def layer_records(
@@ -140,7 +150,9 @@ def layer_records(
     """The space's plan against each layer's own rows; `random`: what random maps cost, too."""
     records = []
     for at, producer in enumerate(rows.producers):
-        own = Rows((producer,), (rows.source[at],), (rows.anchor[at],), rows.observed)
+        own = rows
+        if len(rows.producers) > 1:
+            own = Rows((producer,), (rows.source[at],), (rows.anchor[at],), rows.observed)
         records.append(
             LayerRecord(
                 producer.layer,
@@ -162,14 +174,23 @@ def random_cost(rows: Rows, plan: Plan, recipe: Recipe) -> float:
 
 
 def plan_cost(rows: Rows, plan: Plan, recipe: Recipe) -> float:
-    """`<plan, cost>` of given rows; a hard plan needs no cost matrix."""
-    if plan.index_M is not None:
-        picked = tuple(r.index_select(0, plan.index_M.to(r.device)) for r in rows.source)
-        moved = Rows(rows.producers, picked, rows.anchor, rows.observed)
-        cost = identity_cost(moved, recipe)
-        assert cost is not None
-        return cost
-    return plan.cost(_cost(rows, recipe))
+    """`<plan, cost>` of given rows; a hard plan needs no cost matrix, one of these rows nothing."""
+
+    def find() -> float:
+        if plan.index_M is not None:
+            return _paired_mean(rows, recipe, plan.index_M)
+        return plan.cost(_cost(rows, recipe))
+
+    return rows.once((recipe, plan), find)
+
+
+def _paired_mean(rows: Rows, recipe: Recipe, index_M: torch.Tensor | None) -> float:
+    """Mean cost of source unit `index_M[m]` (None: m) to anchor unit m."""
+    source, anchor = _sides(rows, recipe)
+    if index_M is not None:
+        source = source.index_select(0, index_M.to(source.device))
+    cost_M = paired_cost(source, anchor, metric=_metric(recipe), dead_cost=_dead_cost(rows, recipe))
+    return float(cost_M.double().mean())
 
 
 def space_record(
@@ -203,10 +224,16 @@ def to_map(plan: Plan, recipe: Recipe) -> Map:
 
 def _cost(rows: Rows, recipe: Recipe) -> torch.Tensor:
     return cost_matrix(
-        _compared(rows.source, rows, recipe),
-        _compared(rows.anchor, rows, recipe),
+        *_sides(rows, recipe),
         metric=_metric(recipe),
         dead_cost=_dead_cost(rows, recipe),
+    )
+
+
+def _sides(rows: Rows, recipe: Recipe) -> tuple[torch.Tensor, torch.Tensor]:
+    return rows.once(
+        (recipe, "sides"),
+        lambda: (_compared(rows.source, rows, recipe), _compared(rows.anchor, rows, recipe)),
     )
 
 

@@ -74,17 +74,13 @@ class Portfolio:
     def outcome(self) -> Outcome:
         """The best agreement wins, or the largest objective; the earliest among equals."""
         name, best, agreements = self._judged()
-        free = any(self.anchor.graph.free())
         candidates = [
             Candidate(n, self.source.index, f.objective, agreement, f.flop, f is best)
             for (n, f), agreement in zip(self.tried, agreements, strict=True)
         ]
-        if free and (name.startswith("identity") or _in_place(best.alignment)):
-            self.warnings.append(
-                f"the units of checkpoint {self.source.index} are in the anchor's order already, "
-                "and these look like fine-tunes of one start: a plain average (--align none) is "
-                "enough"
-            )
+        self.warnings += in_order(
+            self.source, best.alignment, started_there=name.startswith("identity")
+        )
         return Outcome(best, (*candidates, *self.left_out), tuple(self.warnings))
 
     def observe(self, found: Found) -> None:
@@ -227,6 +223,18 @@ def no_joint_step(source: Model, anchor: Model, recipe: Recipe) -> str | None:
     family = next((s for s in anchor.graph.free() if s.per is not None), None)
     inner = None if family is None else f"space {family.id} has a map for each {family.per}"
     return no_permutations(source, anchor, recipe) or inner
+
+
+def in_order(
+    source: Model, alignment: Alignment, *, started_there: bool = False
+) -> tuple[str, ...]:
+    """A warning where the best maps leave every unit in its place."""
+    if not any(source.graph.free()) or not (started_there or _in_place(alignment)):
+        return ()
+    return (
+        f"the units of checkpoint {source.index} are in the anchor's order already, "
+        "and these look like fine-tunes of one start: a plain average (--align none) is enough",
+    )
 
 
 def _in_place(alignment: Alignment) -> bool:

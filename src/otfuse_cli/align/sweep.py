@@ -20,6 +20,7 @@ from ..transport.plan import Plan
 from ..transport.solve import Solution
 from .alignment import Alignment
 from .features import Producer, producers
+from .large_space import LargeSpace, large_space
 from .match_space import (
     Rows,
     identity_cost,
@@ -120,6 +121,10 @@ class _Sweep:
             # A loop without an entrance: compare what does not depend on the maps still missing.
             chosen = every
             pool |= {u for p in every for u in self._unsettled(p, space)}
+        large = self._large(chosen, space, pool)
+        if large is not None and space.id not in self.streams:
+            self._solve_large(large, space)
+            return
         rows = read_rows(self.source, self.anchor, chosen, space.id, self.alignment, pool)
         if space.per is not None:
             self._solve_family(space, rows)
@@ -137,15 +142,38 @@ class _Sweep:
         self.spaces.append(self._record(space.id, rows, solution))
         self._measure(rows, solution.plan, space.id)
 
+    def _large(
+        self, chosen: Sequence[Producer], space: Space, pool: frozenset[str] = frozenset()
+    ) -> LargeSpace | None:
+        recipe, alignment = self.recipe, self.alignment
+        if self.random:
+            return None  # random maps are compared to by the rows as a whole
+        return large_space(self.source, self.anchor, chosen, space.id, alignment, recipe, pool)
+
+    def _solve_large(self, large: LargeSpace, space: Space) -> None:
+        """As `_solve_map`, with the rows of one producer in memory at a time."""
+        solution = large.solve()
+        n, m = solution.plan.shape
+        self.flop += 2.0 * n * m * large.features
+        self.maps[space.id] = to_map(solution.plan, self.recipe)
+        self.plans[space.id] = [solution.plan]
+        record, layers = large.records(solution)
+        self.spaces.append(record)
+        self.layers += layers
+        self.measured |= {(space.id, p.weight) for p in large.producers}
+
     def _solve_family(self, space: Space, rows: Rows) -> None:
         """One independent map for each anchor unit of the index space."""
         self._require_hard_index(space)
-        # The rows are moved on every other axis, the index among them: same place, same unit.
-        inner = [rows.unit(unit, unit) for unit in range(rows.anchor[0].shape[0])]
-        solved = [(r, solve_rows(r, self.recipe)) for r in inner]
-        self.families[space.id] = tuple(to_map(s.plan, self.recipe) for _, s in solved)
-        self.plans[space.id] = [s.plan for _, s in solved]
-        records = [self._record(space.id, r, s) for r, s in solved]
+        plans, records = [], []
+        for unit in range(rows.anchor[0].shape[0]):
+            # The rows are moved on every other axis, the index among them: same place, same unit.
+            inner = rows.unit(unit, unit)
+            solution = solve_rows(inner, self.recipe)
+            plans.append(solution.plan)
+            records.append(self._record(space.id, inner, solution))
+        self.families[space.id] = tuple(to_map(plan, self.recipe) for plan in plans)
+        self.plans[space.id] = plans
         self.spaces.append(mean_record(records))
 
     def _record(self, space: str, rows: Rows, solution: Solution) -> SpaceRecord:
@@ -199,16 +227,22 @@ class _Sweep:
         if rows.observed:
             self.seen.add(space)
 
+    def _measure_layer(self, producer: Producer, space: Space) -> None:
+        plan = self.plans[space.id][0]
+        large = self._large((producer,), space)
+        if large is not None:
+            self.layers += large.layer_records(plan)
+            return
+        rows = read_rows(self.source, self.anchor, (producer,), space.id, self.alignment)
+        self._measure(rows, plan, space.id)
+
     def measure_the_rest(self, order: Sequence[Space]) -> None:
         """Layers that a shared space was not solved from, and the output layers."""
         for space in order:
             if space.per is None and space.id not in self.seen:
                 for producer in producers(self.anchor.graph, space.id):
                     if (space.id, producer.weight) not in self.measured:
-                        rows = read_rows(
-                            self.source, self.anchor, (producer,), space.id, self.alignment
-                        )
-                        self._measure(rows, self.plans[space.id][0], space.id)
+                        self._measure_layer(producer, space)
         self.layers += output_records(
             self.source, self.anchor, self.alignment, self.recipe, random=self.random
         )

@@ -49,14 +49,26 @@ def unfold(
                 continue
             front = [at] if index is None else [names.index(index), at]
             rest = [d for d in range(block.dim()) if d not in front]
-            loose = [d for d in rest if names[d] in pool]
-            tight = [d for d in rest if names[d] not in pool]
+            # One unit has one order: nothing about it is open.
+            loose = [d for d in rest if names[d] in pool and block.shape[d] > 1]
+            tight = [d for d in rest if d not in loose]
             moved = block.permute(*front, *tight, *loose)
             if loose:
-                moved = moved.flatten(len(front) + len(tight))
-                moved = torch.stack([moved.mean(-1), moved.square().mean(-1)], -1)
+                moved = _pooled(moved, len(front) + len(tight))
             found.append(moved.reshape(*moved.shape[: len(front)], -1))
     return found
+
+
+def _pooled(tensor: torch.Tensor, first: int) -> torch.Tensor:
+    """Mean and mean square over the axes from `first`; a slice at a time, since tensors are large.
+
+    Slices are along axis 0, which is one of the axes that stay.
+    """
+    pooled = tensor.new_empty((*tensor.shape[:first], 2))
+    for part, out in zip(tensor, pooled, strict=True):
+        flat = part.flatten(first - 1)
+        torch.stack([flat.mean(-1), flat.square().mean(-1)], -1, out=out)
+    return pooled
 
 
 def _blocks(

@@ -6,7 +6,6 @@ No file formats here.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import stat
@@ -17,8 +16,10 @@ from pathlib import Path
 import torch
 
 from ..errors import UnreadableInput
+from .digest import Trail
 
 _HASH_CHUNK = 1 << 22
+_HASH_GAP = 1 << 20  # between tensors: headers of archives, padding
 _READ_CHUNK = 1 << 30  # Linux returns at most 2 GiB - 4 KiB per call
 _MAX_AXES = 64
 _EXPANDED_LIMIT = 1 << 30
@@ -47,6 +48,14 @@ class Block:
     def numel(self) -> int:
         """Number of elements."""
         return count(self.shape)
+
+    def rows(self, first: int, last: int) -> Block | None:
+        """The part with indices from `first` to before `last` on axis 0; None for 0-d."""
+        if not self.shape:
+            return None
+        step = self.stride[0] * self.dtype.itemsize
+        shape = (last - first, *self.shape[1:])
+        return replace(self, start=self.start + first * step, shape=shape)
 
     @property
     def span(self) -> int:
@@ -90,6 +99,7 @@ class Disk:
             why = error.strerror if isinstance(error, OSError) else str(error)
             raise UnreadableInput("can't open the file", where=label, why=why) from error
         self.size = os.fstat(self.file.fileno()).st_size
+        self._trail: Trail | None = None
         self._sha256: str | None = None
         self._lock = threading.Lock()
 
@@ -99,6 +109,21 @@ class Disk:
         Raises:
             UnreadableInput: The file ends before that, or the device fails.
         """
+        self._fill(buffer, start)
+        trail = self._trail
+        if trail is not None and start + len(buffer) > trail.position:
+            if 0 < start - trail.position <= _HASH_GAP:
+                gap = memoryview(bytearray(start - trail.position))
+                self._fill(gap, start - len(gap))
+                trail.saw(gap, start - len(gap))
+            trail.saw(buffer, start)
+
+    def hash_while_reading(self) -> None:
+        """From now on take the digest from what is read, as far as that goes in order."""
+        if self._trail is None:
+            self._trail = Trail()
+
+    def _fill(self, buffer: memoryview, start: int) -> None:
         done = 0
         while done < len(buffer):
             part = buffer[done : done + _READ_CHUNK]
@@ -145,15 +170,16 @@ class Disk:
         return tensor.neg() if block.negative else tensor
 
     def sha256(self) -> str:
-        """SHA-256 of the whole file, computed once."""
+        """SHA-256 of the whole file, computed once; what was not hashed yet is read."""
         with self._lock:
             if self._sha256 is None:
-                digest, buffer = hashlib.sha256(), memoryview(bytearray(_HASH_CHUNK))
-                for start in range(0, self.size, _HASH_CHUNK):
-                    part = buffer[: min(_HASH_CHUNK, self.size - start)]
-                    self.read_into(part, start)
-                    digest.update(part)
-                self._sha256 = digest.hexdigest()
+                trail = self._trail or Trail()
+                buffer = memoryview(bytearray(min(_HASH_CHUNK, self.size)))
+                while trail.position < self.size:
+                    part = buffer[: self.size - trail.position]
+                    self._fill(part, trail.position)
+                    trail.saw(part, trail.position)
+                self._sha256 = trail.hexdigest()
             return self._sha256
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from ..errors import OutputRefused
+from .digest import Trail
 
 
 class Draft:
@@ -16,7 +17,8 @@ class Draft:
 
     Where the system can, the file has no name until it is published, so that not even a killed
     process leaves anything behind; elsewhere it has a temporary one. Its mode follows the umask.
-    With `folder` it is made there, for `publish` to move it.
+    With `folder` it is made there, for `publish` to move it. Once published, `digest` is its
+    SHA-256 if it was written from front to back, by `write_at` alone; None otherwise.
 
     Raises:
         OutputRefused: No file can be made there.
@@ -26,6 +28,8 @@ class Draft:
         self.path = path
         self._folder = folder or path.parent
         self._temporary: Path | None = None
+        self._trail = Trail()
+        self.digest: str | None = None
         try:
             fd = _open_nameless(self._folder)
             if fd is None:
@@ -48,6 +52,7 @@ class Draft:
                 done += os.pwrite(self.fd, data[done:], position + done)
         except OSError as error:
             raise refused(self.path, error) from error
+        self._trail.saw(data, position)
 
     def publish(self, *, overwrite: bool, path: Path | None = None) -> None:
         """Flush the file to disk and give it its name, or `path`, whatever messages call it.
@@ -58,6 +63,8 @@ class Draft:
         path = path or self.path
         try:
             os.fsync(self.fd)
+            if os.fstat(self.fd).st_size == self._trail.position:
+                self.digest = self._trail.hexdigest()
             if self._temporary is None:
                 # Remembered before it exists: an interrupt in between must not lose it.
                 self._temporary = self._temporary_path()

@@ -29,3 +29,7 @@ class Held(Checkpoint):
     def read(self, name: str) -> torch.Tensor:
         """The tensor, in memory of its own."""
         return self._tensors[name].clone()
+
+    def read_rows(self, name: str, first: int, last: int) -> torch.Tensor:
+        """`read(name)[first:last]`."""
+        return self._tensors[name][first:last].clone()

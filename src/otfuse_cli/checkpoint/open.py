@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
@@ -22,7 +22,7 @@ from .names import TensorInfo, common_prefix, quantised_key, shown
 from .rebuild import Unsupported
 from .unpickle import Table
 
-_FINITE_CHUNK = 1 << 22
+_FINITE_CHUNK = 1 << 20
 
 
 class Checkpoint:
@@ -36,6 +36,7 @@ class Checkpoint:
         entries: Clean name -> where the tensor is.
         infos: Clean name -> info in file order; of tied names the first one only.
         aliases: Name -> the other names that share its tensor.
+        finite: Names of tensors that were found to hold no NaN or infinity.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Checkpoint:
         self.aliases: Mapping[str, tuple[str, ...]] = MappingProxyType(dict(aliases))
         self.entries = entries
         self._disk = contents.disk
+        self.finite: set[str] = set()
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor: on the CPU, in its stored dtype, contiguous, in memory of its own.
@@ -67,17 +69,39 @@ class Checkpoint:
         """
         return self.contents.read(self.entries[name])
 
+    def read_rows(self, name: str, first: int, last: int) -> torch.Tensor:
+        """`read(name)[first:last]`, of which no more than that is read where the file allows.
+
+        Raises:
+            UnreadableInput: The file changed or can't be read.
+            KeyError: No such name in `infos`.
+        """
+        entry = self.entries[name]
+        if isinstance(entry, Block) and (part := entry.rows(first, last)) is not None:
+            return self.contents.read(part)
+        if isinstance(entry, torch.Tensor):
+            return self.contents.read(entry[first:last])
+        return self.read(name)[first:last]
+
+    def hash_while_reading(self) -> None:
+        """Take the digest from what is read from now on, instead of reading all once more."""
+        if self._disk is not None:
+            self._disk.hash_while_reading()
+
     def sha256(self) -> str | None:
         """SHA-256 of the file (of a folder: see `Volume`), computed once; `None` in memory."""
         return None if self._disk is None else self._disk.sha256()
 
-    def record(self, *, digest: bool = True) -> FileRecord:
-        """The checkpoint as it stands in a report; without `digest` the file is not read for it."""
+    def record(self, *, digest: bool = True, known: str | None = None) -> FileRecord:
+        """The checkpoint as it stands in a report.
+
+        Without `digest`, or with one that is `known` already, the file is not read for it.
+        """
         infos = self.infos.values()
         dtypes = Counter(str(info.dtype).removeprefix("torch.") for info in infos)
         return FileRecord(
             path=self.label,
-            sha256=self.sha256() if digest else None,
+            sha256=known or (self.sha256() if digest else None),
             container=str(self.container),
             tensors=len(infos),
             parameters=sum(info.numel for info in infos),
@@ -140,31 +164,49 @@ def open_checkpoint(
 
 
 def require_finite(checkpoint: Checkpoint, name: str, tensor: torch.Tensor) -> None:
-    """Refuse a tensor with NaN or infinity.
+    """Refuse a tensor with NaN or infinity; a tensor that passed once is not looked at again.
 
     Raises:
         UnreadableInput: It has some; names the file, the tensor and how many.
     """
-    if not (tensor.is_floating_point() or tensor.is_complex()):
+    if name in checkpoint.finite or not (tensor.is_floating_point() or tensor.is_complex()):
         return
-    flat = tensor.detach().reshape(-1)
-    if flat.is_complex():
-        flat = torch.view_as_real(flat.resolve_conj()).reshape(-1)
-    bad = 0
-    # In pieces: isfinite makes temporaries, and 8-bit floats have to be widened first.
-    for start in range(0, flat.numel(), _FINITE_CHUNK):
-        piece = flat[start : start + _FINITE_CHUNK]
-        wide = piece.float() if piece.dtype.itemsize == 1 else piece
-        low, high = torch.aminmax(wide)
-        if not (torch.isfinite(low) and torch.isfinite(high)):
-            bad += int(wide.numel() - torch.isfinite(wide).sum())
+    bad = sum(
+        int(piece.numel() - torch.isfinite(piece).sum())
+        for piece in _pieces(tensor)
+        if not _bounded(piece)
+    )
     if bad:
         raise UnreadableInput(
             "a tensor holds NaN or infinity",
             where=f"{checkpoint.label}, tensor {name}",
-            why=f"{bad} of its {flat.numel()} values are not finite",
+            why=f"{bad} of its {tensor.numel() * (1 + tensor.is_complex())} values are not finite",
             fix="use a checkpoint from before training diverged",
         )
+    checkpoint.finite.add(name)
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds neither NaN nor infinity; integers never do."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return True
+    return all(map(_bounded, _pieces(tensor)))
+
+
+def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """A floating tensor in flat pieces: checks make temporaries."""
+    flat = tensor.detach().reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat.resolve_conj()).reshape(-1)
+    for start in range(0, flat.numel(), _FINITE_CHUNK):
+        piece = flat[start : start + _FINITE_CHUNK]
+        # 8-bit floats have no kernels for this.
+        yield piece.float() if piece.dtype.itemsize == 1 else piece
+
+
+def _bounded(piece: torch.Tensor) -> bool:
+    low, high = torch.aminmax(piece)
+    return bool(torch.isfinite(low) and torch.isfinite(high))
 
 
 def _file(path: Path, label: str) -> Contents:

@@ -35,6 +35,11 @@ class SafetensorsWriter:
         header, self._positions = make_header(full, ties)
         draft.write_at(memoryview(header), 0)
 
+    @property
+    def digest(self) -> str | None:
+        """SHA-256 of the file once it is there, where that is known without reading it."""
+        return self._draft.digest
+
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """Store a tensor."""
         self._announced.check(name, tensor)
@@ -43,6 +48,16 @@ class SafetensorsWriter:
             data = flat.view(torch.uint8).numpy().data
             self._draft.write_at(data, self._positions[self._prefix + name])
         self._announced.done(name)
+
+    def put_rows(self, name: str, first: int, rows: torch.Tensor) -> None:
+        """Store the next rows of a tensor."""
+        self._announced.check_rows(name, first, rows)
+        flat = plain(rows).contiguous().reshape(-1)
+        if flat.numel():
+            data = flat.view(torch.uint8).numpy().data
+            position = self._positions[self._prefix + name]
+            self._draft.write_at(data, position + first * (len(data) // len(rows)))
+        self._announced.done_rows(name, first + len(rows))
 
     def finish(self) -> None:
         """Require that every tensor was put."""

@@ -60,11 +60,22 @@ class FolderWriter:
             self._writers[name] = SafetensorsWriter(draft.add(name), members, like)
             self._file.update({info.name: name for info in members})
 
+    @property
+    def digest(self) -> str | None:
+        """Not known: that of a folder is made from its files'."""
+        return None
+
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """Store a tensor in its shard."""
         if name not in self._file:
             raise ValueError(f"tensor {name} was not announced")
         self._writers[self._file[name]].put(name, tensor)
+
+    def put_rows(self, name: str, first: int, rows: torch.Tensor) -> None:
+        """Store the next rows of a tensor in its shard."""
+        if name not in self._file:
+            raise ValueError(f"tensor {name} was not announced")
+        self._writers[self._file[name]].put_rows(name, first, rows)
 
     def finish(self) -> None:
         """Write the index and the sidecars, once every tensor was put."""

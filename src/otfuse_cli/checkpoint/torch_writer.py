@@ -50,11 +50,24 @@ class TorchWriter:
         self._names = tuple(info.name for info in infos)
         self._tensors: dict[str, torch.Tensor] = {}
 
+    @property
+    def digest(self) -> str | None:
+        """SHA-256 of the file once it is there, where that is known without reading it."""
+        return self._draft.digest
+
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """Take a copy: callers reuse buffers, and a view would drag its whole storage along."""
         self._announced.check(name, tensor)
         self._tensors[name] = plain(tensor).clone(memory_format=torch.contiguous_format)
         self._announced.done(name)
+
+    def put_rows(self, name: str, first: int, rows: torch.Tensor) -> None:
+        """Take a copy of the next rows of a tensor."""
+        info = self._announced.check_rows(name, first, rows)
+        if first == 0:
+            self._tensors[name] = torch.empty(info.shape, dtype=info.dtype)
+        self._tensors[name][first : first + len(rows)] = plain(rows)
+        self._announced.done_rows(name, first + len(rows))
 
     def finish(self) -> None:
         """Save, once every tensor was put.

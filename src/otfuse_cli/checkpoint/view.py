@@ -41,3 +41,9 @@ class View(Checkpoint):
             raise KeyError(name)
         tensor = self._whole.read(name)
         return tensor[: self._rows[name]].clone() if name in self._rows else tensor
+
+    def read_rows(self, name: str, first: int, last: int) -> torch.Tensor:
+        """See `Checkpoint`: rows beyond the cut don't exist."""
+        if name not in self.infos:
+            raise KeyError(name)
+        return self._whole.read_rows(name, first, min(last, self._rows.get(name, last)))

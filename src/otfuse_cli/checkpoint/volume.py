@@ -38,6 +38,11 @@ class Volume(Disk):
             # An empty part has the base of its successor, which comes later.
             self.parts[at].read_into(buffer, start - self.bases[at])
 
+    def hash_while_reading(self) -> None:
+        """See `Disk`: every part does."""
+        for part in self.parts:
+            part.hash_while_reading()
+
     def sha256(self) -> str:
         """SHA-256 of what `sha256sum` prints for the parts, in the order of their names."""
         parts = sorted(self.parts, key=lambda part: part.path.name)

@@ -24,11 +24,23 @@ from .torch_writer import TorchWriter
 class Writer(Protocol):
     """Takes the tensors of an output, each once, in any order."""
 
+    @property
+    def digest(self) -> str | None:
+        """SHA-256 of the output once it is there, where that is known without reading it."""
+
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """Store a tensor under its clean name.
 
         Raises:
             ValueError: Unknown name, put twice, or not the announced shape and dtype.
+            OutputRefused: The disk is full.
+        """
+
+    def put_rows(self, name: str, first: int, rows: torch.Tensor) -> None:
+        """Store the rows of a tensor from `first`; a tensor's rows come in order.
+
+        Raises:
+            ValueError: As for `put`, or rows out of order.
             OutputRefused: The disk is full.
         """
 

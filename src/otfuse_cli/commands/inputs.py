@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -10,17 +11,15 @@ from ..align.models import Model
 from ..align.recipe import Recipe
 from ..errors import UsageError
 from ..fuse.selection import Selection
-from ..graph.program import Program, same_operations
 from ..network.architecture import require_network
-from ..network.class_driven import drive_to_classes
-from ..network.inputs import slots
-from ..network.runnable import runnable
-from ..network.samples import Samples, load_samples
-from ..network.synthetic import first_layer_names, synthetic_samples
 from ..runtime import Runtime
-from .bench import Bench, Tensors
 from .parents import Parents
 from .requests import FusionOptions, ImproveOptions
+
+if TYPE_CHECKING:
+    from ..graph.program import Program
+    from ..network.samples import Samples
+    from .bench import Bench, Tensors
 
 # Fewer inputs than this say too little about a layer (DESIGN section 3, Refit).
 LEAST_SAMPLES = 25
@@ -91,6 +90,11 @@ def open_bench(
             "function to aim at",
             fix="fuse without inputs",
         )
+    from ..graph.program import same_operations
+    from ..network.class_driven import drive_to_classes
+    from ..network.runnable import runnable
+    from .bench import Bench
+
     samples = _inputs(parents, options, recipe)
     refits = isinstance(options, ImproveOptions) and options.refits and not options.force
     if refits and samples.count < LEAST_SAMPLES:
@@ -149,6 +153,9 @@ def _inputs(parents: Parents, options: FusionOptions, recipe: Recipe) -> Samples
             where="--samples and --synthetic",
             fix="give one of them",
         )
+    from ..network.samples import load_samples
+    from ..network.synthetic import first_layer_names, synthetic_samples
+
     network = require_network(
         parents.known, options.arch, "--samples" if options.samples is not None else "--synthetic"
     )
@@ -174,6 +181,8 @@ def _inputs(parents: Parents, options: FusionOptions, recipe: Recipe) -> Samples
 
 def _kind(parents: Parents, options: FusionOptions) -> str:
     """What is made up. Where attention reads an image, plain leaves do harm (docs/methods.md)."""
+    from ..network.inputs import slots
+
     network, kind = parents.known.network, options.synthetic_kind
     if kind != "auto" or network is None:
         return kind

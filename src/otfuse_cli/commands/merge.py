@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,12 +28,11 @@ from ..fuse.repair import Repair, plan_repair
 from ..fuse.selection import Selection
 from ..graph.streams import PostNorm
 from ..report import Report
-from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
+from ..runtime import Progress, Runtime, Stopwatch, cores, peak_rss_bytes, resolve_device, silent
 from ..stored import report_beside
-from .bench import watch_units
 from .function import check_function
-from .improve import Improved, improve
 from .inputs import open_bench
+from .memory import require_memory
 from .outputs import (
     Put,
     kept_extras,
@@ -196,10 +197,11 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
         selection = _select(plan, parents)
         require_room(plan.output, _targets(plan, parents))
         sources = [m for m in parents.sources if selection.used(m.index)]
+        require_memory(sources, parents.anchor, recipe, plan.options.max_memory)
         # A source of weight 0 is not read beyond its header; the anchor is what others align to.
         used = {plan.anchor_index, *(m.index for m in sources)}
         with watch("read"):
-            _require_finite_inputs([parents.whole, *sources], runtime)
+            _survey([parents.whole, *sources], runtime)
         with watch("match"):
             turned, recipe, fallen = _turned(plan, parents, used, recipe, runtime)
         if turned is not None:
@@ -208,6 +210,8 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
         with watch("inputs"):
             bench = open_bench(parents, plan.options, recipe, selection, runtime)
             if bench is not None:
+                from .bench import watch_units
+
                 parents = watch_units(bench, parents, recipe)
                 sources = [m for m in parents.sources if selection.used(m.index)]
         matches: list[Match] = []
@@ -232,8 +236,10 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
         if recipe.repair == "auto" and (plan.rules or not _endpoint(aligned)):
             repair = plan_repair(parents.anchor.graph) if turned is None else turned.repair
         fused = Fused(parents.whole, parents.anchor, aligned, selection, repair)
-        better = Improved()
+        better = None
         if bench is not None:
+            from .improve import improve
+
             with watch("refit"):
                 endpoint = _endpoint(aligned)
                 better = improve(
@@ -246,14 +252,14 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
                 )
                 fused = replace(fused, better=better.tensors)
         with watch("write"):
-            lost = _write(plan, parents, fused, runtime, also)
+            lost, digest = _write(plan, parents, fused, runtime, also)
         with watch("read"):
             inputs = tuple(c.record(digest=at in used) for at, c in enumerate(checkpoints))
         report = Report(
             command=plan.command,
             version=__version__,
             inputs=inputs,
-            output=output_record(plan.output, plan.target, plan.options.key),
+            output=output_record(plan.output, plan.target, plan.options.key, known=digest),
             recipe=_recipe(plan, recipe, runtime)
             | ({"synthetic_kind": "class"} if bench is not None and bench.driven else {}),
             graph=graph_record(parents.anchor.graph),
@@ -269,11 +275,11 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
                 *_warnings(parents, recipe, aligned, repair),
                 *(w for m in matches for w in m.warnings),
                 *remarks,
-                *better.remarks,
+                *(better.remarks if better is not None else ()),
             ),
             checks=checks,
-            steps=better.steps,
-            refits=better.refits,
+            steps=better.steps if better is not None else (),
+            refits=better.refits if better is not None else (),
         )
         report = plan.steps.describe(parents, report)
     report = replace(report, timings=dict(watch.seconds), peak_rss_bytes=peak_rss_bytes())
@@ -314,18 +320,26 @@ def _select(plan: Plan, parents: Parents) -> Selection:
     return selection
 
 
-def _require_finite_inputs(models: Sequence[Model], runtime: Runtime) -> None:
-    """Read every tensor that counts once, so that a NaN is named before any solve.
+def _survey(models: Sequence[Model], runtime: Runtime) -> None:
+    """Read every tensor that counts once: a NaN is named before any solve, files are hashed.
 
-    The first model has all names, the others may lack some (see `reconcile`).
+    Files are read side by side, each from front to back. The first model has all names, the
+    others may lack some (see `reconcile`).
     """
-    names = list(models[0].graph.tensors)
-    for done, name in enumerate(names):
-        runtime.progress("read", done, len(names))
-        for model in models:
-            if name in model.graph.tensors:
-                model.stored(name)
-    runtime.progress("read", len(names), len(names))
+    names = [[n for n in m.checkpoint.infos if n in m.graph.tensors] for m in models]
+    total = sum(map(len, names))
+    done = count(1)
+
+    def read(model: Model, wanted: Sequence[str]) -> None:
+        model.checkpoint.hash_while_reading()
+        for name in wanted:
+            model.require_finite(name)
+            runtime.progress("read", next(done), total)
+
+    runtime.progress("read", 0, total)
+    with ThreadPoolExecutor(min(len(models), cores())) as pool:
+        for result in [pool.submit(read, m, n) for m, n in zip(models, names, strict=True)]:
+            result.result()
 
 
 def _endpoint(aligned: Sequence[Aligned]) -> bool:
@@ -335,8 +349,8 @@ def _endpoint(aligned: Sequence[Aligned]) -> bool:
 
 def _write(
     plan: Plan, parents: Parents, fused: Fused, runtime: Runtime, also: Put | None
-) -> tuple[str, ...]:
-    """Write every tensor; returns what could not be written along with them."""
+) -> tuple[tuple[str, ...], str | None]:
+    """Write every tensor; returns what could not be written along with them, and the digest."""
     like = parents.stored_like or parents.whole.checkpoint
     infos = {info.name: info for info in _targets(plan, parents)}
     extras, lost = kept_extras(like, plan.target)
@@ -349,14 +363,21 @@ def _write(
         also=also,
         extras=extras,
         config=parents.config,
-    ) as put:
+    ) as out:
+        by_rows = out.put_rows if parents.store is None else None
         for done, info in enumerate(names):
             runtime.progress("write", done, len(names))
-            tensor = fused.tensor(info.name, dtype=target_info(info, plan.target.dtype).dtype)
+            dtype = target_info(info, plan.target.dtype).dtype
+            blocks = None if by_rows is None else fused.blocks(info.name, dtype=dtype)
+            if by_rows is not None and blocks is not None:
+                for first, rows in blocks:
+                    by_rows(info.name, first, rows)
+                continue
+            tensor = fused.tensor(info.name, dtype=dtype)
             for name, stored in parents.stored(info.name, tensor).items():
-                put(name, stored.to(infos[name].dtype))
+                out.put(name, stored.to(infos[name].dtype))
     runtime.progress("write", len(names), len(names))
-    return lost
+    return lost, out.digest
 
 
 def _targets(plan: Plan, parents: Parents) -> list[TensorInfo]:

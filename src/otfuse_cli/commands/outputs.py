@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,22 @@ from ..report import FileRecord
 from .requests import OutputOptions, Source
 
 Put = Callable[[str, torch.Tensor], None]
+PutRows = Callable[[str, int, torch.Tensor], None]
+
+
+@dataclass
+class Sink:
+    """Where tensors go.
+
+    Attributes:
+        put: Takes a whole tensor.
+        put_rows: Takes rows of one in order, from a first row on; None where whole ones are wanted.
+        digest: The written file's, once it is complete, where it was taken while writing.
+    """
+
+    put: Put
+    put_rows: PutRows | None = None
+    digest: str | None = None
 
 
 def refuse_outputs(
@@ -90,13 +106,13 @@ def sink(
     also: Put | None = None,
     extras: Extras | None = None,
     config: Mapping[str, Any] | None = None,
-) -> Iterator[Put]:
-    """Where tensors go: the output file or folder, the caller (`also`), or both.
+) -> Iterator[Sink]:
+    """Where tensors go: the output file or folder, the caller (`also`: whole ones), or both.
 
     A folder gets the config.json of `like`, with what `config` says.
     """
     if output is None:
-        yield also or (lambda name, tensor: None)
+        yield Sink(also or (lambda name, tensor: None))
         return
     with open_writer(
         output,
@@ -114,7 +130,9 @@ def sink(
             if also is not None:
                 also(name, tensor)
 
-        yield put
+        found = Sink(put, None if also is not None else writer.put_rows)
+        yield found
+    found.digest = writer.digest
 
 
 def kept_extras(
@@ -130,14 +148,25 @@ def kept_extras(
 
 
 def output_record(
-    output: Path | None, target: OutputOptions, key: str | None = None
+    output: Path | None,
+    target: OutputOptions,
+    key: str | None = None,
+    *,
+    known: str | None = None,
 ) -> tuple[FileRecord, ...]:
-    """What was written, as the report holds it; `key`: what the input was read under."""
+    """What was written, as the report holds it.
+
+    Args:
+        output: The file or folder, if any.
+        target: How it was written.
+        key: What the input was read under.
+        known: Its digest, where it is known.
+    """
     if output is None:
         return ()
     # With other entries beside it, what was written is as ambiguous as the input was.
     with open_checkpoint(output, key=key if target.keep_extras else None) as written:
-        return (written.record(),)
+        return (written.record(known=known),)
 
 
 def _refuse_options(output: Path, target: OutputOptions, *, folder: bool) -> None:

@@ -193,10 +193,10 @@ def _write(
     ]
     require_room(output, infos)
     extras, lost = kept_extras(checkpoint, request)
-    with sink(output, checkpoint, infos, request, also=also, extras=extras, config=config) as put:
+    with sink(output, checkpoint, infos, request, also=also, extras=extras, config=config) as out:
         for done, info in enumerate(infos):
             runtime.progress("write", done, len(infos))
-            put(info.name, pruner.tensor(info.name, info.dtype))
+            out.put(info.name, pruner.tensor(info.name, info.dtype))
     runtime.progress("write", len(infos), len(infos))
     return (*lost, *remarks)
 

@@ -15,6 +15,7 @@ from ..align.alignment import Alignment
 from ..align.apply import transport
 from ..align.models import Model
 from ..align.shares import effective
+from ..checkpoint.open import is_finite
 from ..errors import SolveFailed
 from .repair import Repair, fused_variance, row_norms
 
@@ -56,7 +57,7 @@ def average(
         return stored(name, _moved(name, sources[0], own, exact=True), dtype)
     base = anchor.read(name)
     feed = name if repair is None else repair.means.get(name, name)
-    shares = _shares(feed, anchor, sources)
+    shares = shares_of(feed, anchor, sources)
     rest = 1.0 - sum(shares)
     norms = None if base.is_complex() else row_norms(repair, name)
     if norms is not None:
@@ -78,14 +79,15 @@ def average(
         total = norms.restore(total)
     if repair is not None and name in repair.feeds:
         before = sources if feeding is None else feeding
-        shares = _shares(repair.feeds[name][0], anchor, before)
+        shares = shares_of(repair.feeds[name][0], anchor, before)
         moving = [(s.model, s.alignment, w) for s, w in zip(before, shares, strict=True)]
         models = [(anchor, None, 1.0 - sum(shares)), *moving]
         total = fused_variance(total, name, repair.feeds[name], models)
     return stored(name, total, dtype)
 
 
-def _shares(name: str, anchor: Model, sources: Sequence[Aligned]) -> list[float]:
+def shares_of(name: str, anchor: Model, sources: Sequence[Aligned]) -> list[float]:
+    """How much each source counts in the average of one tensor; the anchor has what they leave."""
     return effective(name, anchor.graph, [(s.alignment, s.weight) for s in sources])
 
 
@@ -114,7 +116,7 @@ def stored(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         SolveFailed: A value is larger than the dtype can hold.
     """
     found = tensor.to("cpu", dtype)
-    if dtype != tensor.dtype and not torch.isfinite(found.to(torch.float32)).all():
+    if dtype != tensor.dtype and not is_finite(found):
         raise SolveFailed(
             "a fused tensor overflows",
             where=f"{name}, stored as {str(dtype).removeprefix('torch.')}",
@@ -122,3 +124,8 @@ def stored(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
             fix="use --dtype float32",
         )
     return found
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype to promote from: 8-bit floats take part in no promotion."""
+    return torch.float32 if dtype.itemsize == 1 else dtype

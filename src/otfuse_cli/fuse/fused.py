@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from ..align.models import Model
 from .average import Aligned, average, stored
 from .repair import Repair
+from .rows import RowAverage, by_rows
 from .selection import Selection
 
 
@@ -41,6 +42,9 @@ class Fused:
         """
         if name in self.better:
             return stored(name, self.better[name], dtype)
+        blocks = self._by_rows(name)
+        if blocks is not None:
+            return blocks.whole(dtype)
         sources = self.selection.of(name, self.sources)
         if not sources:
             return average(name, self.whole, (), dtype=dtype)
@@ -59,3 +63,20 @@ class Fused:
         # Only the rows that all models have were averaged (--vocab common).
         kept = average(name, self.whole, (), dtype=dtype)
         return torch.cat([fused, kept[len(fused) :]])
+
+    def blocks(self, name: str, *, dtype: torch.dtype) -> Iterator[tuple[int, torch.Tensor]] | None:
+        """The same by blocks of rows, each with its first row, where that needs no more memory.
+
+        None for tensors that have to be had as a whole.
+        """
+        if name in self.better:
+            return None
+        found = self._by_rows(name)
+        return None if found is None else found.blocks(dtype)
+
+    def _by_rows(self, name: str) -> RowAverage | None:
+        sources = self.selection.of(name, self.sources)
+        anchor = self.anchor if sources else self.whole
+        if anchor.checkpoint.infos[name].shape != self.whole.checkpoint.infos[name].shape:
+            return None
+        return by_rows(name, anchor, sources, self.repair)

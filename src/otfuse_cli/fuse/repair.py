@@ -118,14 +118,18 @@ class RowNorms:
     def restore(self, fused: torch.Tensor) -> torch.Tensor:
         """Scale rows to the mean of the models' norms; equal rows keep their bits."""
         assert self.mean is not None
-        own = _norms(fused, self.dim)
-        scale = torch.where(own > 0, self.mean / own, 1.0)
-        scale = torch.where((scale - 1).abs() > _NOTHING, scale, 1.0)
+        scale = length_scale(self.mean, _norms(fused, self.dim))
         if bool((scale == 1).all()):
             return fused
         if self.dim is not None:
             scale = scale.view([-1 if d == self.dim else 1 for d in range(fused.dim())])
         return fused * scale.to(fused.dtype)
+
+
+def length_scale(mean: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """Factors that bring lengths `own` to `mean`; 1 for what is zero or differs by rounding."""
+    scale = torch.where(own > 0, mean / own, 1.0)
+    return torch.where((scale - 1).abs() > _NOTHING, scale, 1.0)
 
 
 def row_norms(repair: Repair | None, name: str) -> RowNorms | None:

@@ -9,6 +9,9 @@ from functools import cached_property
 
 Captures = Mapping[str, int]
 
+# Names, numbers by a name (not that of a star), stars.
+_PLAIN = re.compile(r"(?:[^(){}*|\\]|\{(?!star)[A-Za-z_]+\}|\*)*")
+
 
 @dataclass(frozen=True)
 class Match:
@@ -38,6 +41,8 @@ class Pattern:
 
     def check(self) -> None:
         """Raise ValueError where the text isn't a pattern."""
+        if _PLAIN.fullmatch(self.text):
+            return  # without groups nothing can be wrong, and compiling takes its time
         try:
             re.compile(self._regex)
         except re.error as error:

@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
@@ -20,6 +18,9 @@ from .emit import label_values
 from .model import LayerGraph
 from .propagate import propagate
 from .trace import checked_outputs, functional
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
 Axes = tuple[Axis | None, ...]
 
@@ -78,6 +79,8 @@ def labelled_program(
         graph: A layer graph of the same network; its names of spaces are taken over.
         name_map: Names of the program's tensors in the checkpoint, where they differ.
     """
+    from torch.export.graph_signature import InputKind
+
     rename = dict(name_map or {})
     plain = functional(exported)
     checked = checked_outputs(exported)
@@ -143,6 +146,8 @@ def _attributes(exported: ExportedProgram) -> dict[str, Any]:
 
 
 def _outputs(exported: ExportedProgram, checked: Any) -> tuple[str, ...]:
+    from torch.export.graph_signature import OutputKind
+
     specs = [s for s in exported.graph_signature.output_specs if s.kind is OutputKind.USER_OUTPUT]
     names = [getattr(s.arg, "name", "") for s in specs]
     wanted = range(len(names)) if checked is None else checked

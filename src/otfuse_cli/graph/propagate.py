@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import getitem
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Graph, Node
 
 from . import atoms
@@ -21,6 +19,9 @@ from .call import Call, Label, Labels, Log, Value
 from .model import Role
 from .nodes import module_path, named_arguments, operator_name, output_shapes, where
 from .rules import RULES
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,8 @@ def _identity(tensor: torch.Tensor) -> Any:
 
 
 def _label_inputs(program: ExportedProgram, result: Propagation, *, pin_ends: bool) -> None:
+    from torch.export.graph_signature import InputKind
+
     names = {alias: name for name, many in result.aliases.items() for alias in (name, *many)}
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     for node in program.graph.nodes:
@@ -147,6 +150,8 @@ def _label_inputs(program: ExportedProgram, result: Propagation, *, pin_ends: bo
 def _finish_outputs(
     program: ExportedProgram, result: Propagation, checked: Sequence[int] | None, *, pin: bool
 ) -> None:
+    from torch.export.graph_signature import OutputKind
+
     nodes = {node.name: node for node in program.graph.nodes}
     by_name = {alias: name for name, many in result.aliases.items() for alias in (name, *many)}
     position = 0

@@ -143,7 +143,9 @@ def parse_specs(text: str, *, where: str, name: str) -> tuple[Spec, ...]:
     import yaml
 
     try:
-        documents = [d for d in yaml.safe_load_all(text) if d is not None]
+        # libyaml's, where PyYAML was built with it: ten times as fast.
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        documents = [d for d in yaml.load_all(text, Loader=loader) if d is not None]
     except yaml.YAMLError as error:
         raise UnreadableInput(
             "the spec is not valid YAML", where=where, why=" ".join(str(error).split())

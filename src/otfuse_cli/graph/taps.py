@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.export import ExportedProgram
 from torch.fx import Node
 
 from .call import Labels, Value
 from .propagate import Propagation
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
 # what each call of a module returned: the shape of its one tensor, or None for anything else
 ModuleOutputs = Mapping[str, Sequence[tuple[int, ...] | None]]

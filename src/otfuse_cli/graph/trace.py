@@ -9,11 +9,10 @@ import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from operator import getitem
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
@@ -25,6 +24,9 @@ from .propagate import propagate
 from .rules import RULES
 from .taps import ModuleOutputs, find_taps, watch_outputs
 from .untraceable import explain, refuse_scripted
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
 LOGITS = "logits"
 

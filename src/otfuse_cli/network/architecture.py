@@ -15,7 +15,6 @@ from ..graph.covers import Shapes
 from ..graph.model import LayerGraph
 from ..graph.recognise import layer_graph
 from ..graph.sizes import few, only_in
-from ..graph.trace import graph_from_program, trace
 from .factory import Network, build, names_a_module, saved_names
 from .mlp import mlp_network
 from .program import load_program
@@ -130,6 +129,8 @@ def _from_factory(
     arch: str, shapes: Shapes, aliases: Aliases, label: str, free_outputs: bool
 ) -> Architecture:
     """Trace on the meta device, where a model of any size has no weights; else on the CPU."""
+    from ..graph.trace import trace
+
     for device in ("meta", "cpu"):
         try:
             network = build(arch, device=device)
@@ -153,6 +154,8 @@ def _from_factory(
 def _from_program(
     arch: str, shapes: Shapes, aliases: Aliases, label: str, free_outputs: bool
 ) -> Architecture:
+    from ..graph.trace import graph_from_program
+
     program = load_program(Path(arch))
     module = program.module(check_guards=False)
     args, kwargs = program.example_inputs or ((), {})

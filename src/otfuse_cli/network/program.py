@@ -10,12 +10,14 @@ import io
 import json
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.export import ExportedProgram
 
 from ..errors import UnreadableInput
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
 _DATA = ("data/weights/weight_", "data/constants/tensor_", ".data/", ".format")
 _PLAIN = ("archive_format", "archive_version", "byteorder", "version")

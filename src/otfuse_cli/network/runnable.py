@@ -6,9 +6,9 @@ import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
-from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from ..errors import IncompatibleModels
@@ -19,6 +19,9 @@ from .architecture import Architecture, module_state, real_network
 from .factory import Network
 from .program import load_program
 from .samples import Samples
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
 # Samples in one pass: enough to keep the cores busy, few enough for the caches.
 BATCH = 100

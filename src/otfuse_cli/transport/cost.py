@@ -16,6 +16,10 @@ from torch import Tensor
 _REPAIR_BELOW = 1e-3
 # Elements of any one temporary: the blocks bound memory, whatever the sizes.
 _BLOCK = 1 << 22
+# The same where rows go through several operations, so that they stay in the cache between them.
+_CACHED = 1 << 17
+# Elements of anchor rows that are prepared at a time.
+_PREPARED = 1 << 22
 
 
 class Metric(StrEnum):
@@ -56,31 +60,38 @@ def cost_matrix(
     cost_NM = source_NK.new_empty((n, m))
     if not n or not m:
         return cost_NM
-    dead_N, dead_M = _dead(source_NK), _dead(anchor_MK)
+    dead_N, dead_M = dead_rows(source_NK), dead_rows(anchor_MK)
     if metric is Metric.COSINE and dead_cost is None:
         dead_cost = 1.0
     repair = _Repair(source_NK, anchor_MK, metric)
     mean_K, unit = _centre(source_NK, anchor_MK)
-    anchor_rows = _prepare(anchor_MK, metric, mean_K, unit)
-    anchor_squares_M = torch.linalg.vector_norm(anchor_rows, dim=1).square_()
-    for rows in _blocks(n, m):
-        source_rows = _prepare(source_NK[rows], metric, mean_K, unit)
-        squares = torch.linalg.vector_norm(source_rows, dim=1).square_()[:, None]
-        block = cost_NM[rows]
-        torch.mm(source_rows, anchor_rows.T, out=block)
-        block.mul_(-2).add_(squares).add_(anchor_squares_M)
-        suspect = block <= (squares + anchor_squares_M).mul_(_REPAIR_BELOW)
-        if dead_cost is not None:
-            suspect &= ~dead_N[rows, None]
-            suspect &= ~dead_M
-        block.clamp_(min=0)
-        if metric is Metric.EUCLIDEAN:
-            block.sqrt_().mul_(unit)
-        elif metric is Metric.SQEUCLIDEAN:
-            block.mul_(unit).mul_(unit)
-        else:
-            block.mul_(0.5)
-        repair(block, suspect, first=rows.start)
+    for columns in _blocks(m, anchor_MK.shape[1], _PREPARED):
+        anchor_rows = _prepare(anchor_MK[columns], metric, mean_K, unit)
+        squares_M = torch.linalg.vector_norm(anchor_rows, dim=1).square_()
+        for rows in _blocks(n, max(m, source_NK.shape[1])):
+            source_rows = _prepare(source_NK[rows], metric, mean_K, unit)
+            squares = torch.linalg.vector_norm(source_rows, dim=1).square_()[:, None]
+            block = torch.mm(source_rows, anchor_rows.T)
+            block.mul_(-2).add_(squares).add_(squares_M)
+            suspect = block <= (squares + squares_M).mul_(_REPAIR_BELOW)
+            dead = dead_N[rows, None] & dead_M[columns]
+            if dead_cost is not None:
+                suspect &= ~dead_N[rows, None]
+                suspect &= ~dead_M[columns]
+            else:
+                suspect &= ~dead
+            block.clamp_(min=0)
+            if metric is Metric.EUCLIDEAN:
+                block.sqrt_()
+            if metric is Metric.COSINE:
+                block.mul_(0.5)
+            elif unit != 1.0:
+                block.mul_(unit if metric is Metric.EUCLIDEAN else unit * unit)
+            block.masked_fill_(dead, 0)
+            repair(block, suspect, rows.start, columns.start)
+            cost_NM[rows, columns] = block
+            del source_rows, block, suspect, dead  # before the next ones are made
+        del anchor_rows
     if dead_cost is not None:
         cost_NM[dead_N] = dead_cost
         cost_NM[:, dead_M] = dead_cost
@@ -105,17 +116,18 @@ def paired_cost(
     source_NK, anchor_NK = _working(source_NK, anchor_NK)
     if source_NK.shape != anchor_NK.shape:
         raise ValueError(f"rows don't pair: {tuple(source_NK.shape)}, {tuple(anchor_NK.shape)}")
-    index_N = torch.arange(source_NK.shape[0], device=source_NK.device)
-    cost_N = _direct(source_NK, anchor_NK, index_N, index_N, metric).to(source_NK.dtype)
+    cost_N = _direct(source_NK, anchor_NK, None, None, metric).to(source_NK.dtype)
     if metric is Metric.COSINE and dead_cost is None:
         dead_cost = 1.0
     if dead_cost is not None:
-        cost_N[_dead(source_NK) | _dead(anchor_NK)] = dead_cost
+        cost_N[dead_rows(source_NK) | dead_rows(anchor_NK)] = dead_cost
     return cost_N
 
 
-def unit_rows(features_NK: Tensor) -> Tensor:
+def unit_rows(features_NK: Tensor, *, in_place: bool = False) -> Tensor:
     """Rows scaled to unit Euclidean norm; a zero row stays zero.
+
+    With `in_place`, features of float32 or float64 are overwritten and returned.
 
     Computed in float64 and rounded once, so that rows which are multiples of each other become
     equal. Returns float32, or float64 for float64 input.
@@ -123,10 +135,24 @@ def unit_rows(features_NK: Tensor) -> Tensor:
     if features_NK.ndim != 2 or not features_NK.is_floating_point():
         raise ValueError(f"expected a floating matrix, got {_describe(features_NK)}")
     dtype = torch.promote_types(features_NK.dtype, torch.float32)
-    unit_NK = torch.empty(features_NK.shape, dtype=dtype, device=features_NK.device)
-    for rows in _blocks(*features_NK.shape):
-        unit_NK[rows] = _unit(features_NK[rows].double())
+    if in_place and features_NK.dtype == dtype:
+        unit_NK = features_NK
+    else:
+        unit_NK = torch.empty(features_NK.shape, dtype=dtype, device=features_NK.device)
+    # Squares of float64 can leave its range; those of narrower types can't.
+    unit = _unit if dtype == torch.float64 else _unit_in_range
+    for rows in _blocks(len(features_NK), features_NK.shape[1], _CACHED):
+        unit_NK[rows] = unit(features_NK[rows].to(torch.float64, copy=True))
     return unit_NK
+
+
+def dead_rows(features_NK: Tensor) -> Tensor:
+    """Rows that are entirely zero; a row with NaN is not."""
+    dead_N: Tensor = torch.linalg.vector_norm(features_NK, dim=1) == 0
+    rows = dead_N.nonzero().flatten()  # or so small that the squares vanish
+    if len(rows):
+        dead_N[rows] = _peaks(features_NK[rows]) == 0
+    return dead_N
 
 
 def _describe(tensor: Tensor) -> str:
@@ -148,57 +174,83 @@ def _working(source_NK: Tensor, anchor_MK: Tensor) -> tuple[Tensor, Tensor]:
     return source_NK.detach().to(dtype), anchor_MK.detach().to(dtype)
 
 
-def _blocks(rows: int, columns: int) -> Iterator[slice]:
-    step = max(1, _BLOCK // max(1, columns))
+def _blocks(rows: int, columns: int, most: int = _BLOCK) -> Iterator[slice]:
+    step = max(1, most // max(1, columns))
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
 
 
-def _dead(features_NK: Tensor) -> Tensor:
-    """Rows that are entirely zero; a row with NaN is not."""
-    peak_N: Tensor = torch.linalg.vector_norm(features_NK, ord=math.inf, dim=1)
-    return peak_N == 0
+def _peaks(features_NK: Tensor) -> Tensor:
+    """Largest magnitude of each row; NaN where a row has it."""
+    peak_N = features_NK.new_zeros(features_NK.shape[0])
+    if features_NK.shape[1]:
+        for rows in _blocks(len(features_NK), features_NK.shape[1], _CACHED):
+            torch.amax(features_NK[rows].abs(), 1, out=peak_N[rows])
+    return peak_N
 
 
 def _centre(source_NK: Tensor, anchor_MK: Tensor) -> tuple[Tensor, float]:
-    """Mean of all rows, and a power of two near their largest entry.
+    """Mean of all rows, and a power of two near their largest entry, 1 where that is moderate.
 
     Dividing by the latter is exact, and keeps squares of very small or large weights in range.
     """
     count = source_NK.shape[0] + anchor_MK.shape[0]
-    total_K = source_NK.sum(0, dtype=torch.float64) + anchor_MK.sum(0, dtype=torch.float64)
+    total_K = _column_sums(source_NK) + _column_sums(anchor_MK)
     peak = 0.0
     for features in (source_NK, anchor_MK):
         if features.numel():
-            low, high = torch.aminmax(features)
-            peak = max(peak, abs(low.item()), abs(high.item()))
+            for rows in _blocks(len(features), features.shape[1], _CACHED):
+                low, high = torch.aminmax(features[rows])
+                peak = max(peak, abs(low.item()), abs(high.item()))
     unit = 2.0 ** (math.frexp(peak)[1] - 1) if 0 < peak < math.inf else 1.0
-    if unit < torch.finfo(source_NK.dtype).tiny:
+    if unit < torch.finfo(source_NK.dtype).tiny or 2.0**-20 < unit < 2.0**20:
         unit = 1.0
     return (total_K / count).to(source_NK.dtype), unit
+
+
+def _column_sums(features_NK: Tensor) -> Tensor:
+    """In float64; in the features' dtype where that is enough: any point near the mean will do."""
+    near_K = features_NK.sum(0)
+    if bool(torch.isfinite(near_K).all()):
+        return near_K.double()
+    total_K = features_NK.new_zeros(features_NK.shape[1], dtype=torch.float64)
+    for rows in _blocks(len(features_NK), features_NK.shape[1], _CACHED):
+        total_K += features_NK[rows].double().sum(0)
+    return total_K
 
 
 def _prepare(features_NK: Tensor, metric: Metric, mean_K: Tensor, unit: float) -> Tensor:
     if metric is Metric.COSINE:
         return unit_rows(features_NK)
-    return (features_NK - mean_K).div_(unit)
+    centred_NK = features_NK - mean_K
+    return centred_NK if unit == 1.0 else centred_NK.div_(unit)
 
 
 def _unit(rows_PK: Tensor) -> Tensor:
     """Float64 rows at unit norm; the largest entry goes first, so that no square overflows."""
-    peak_P = torch.linalg.vector_norm(rows_PK, ord=math.inf, dim=1, keepdim=True)
-    rows_PK = rows_PK / peak_P.masked_fill(peak_P == 0, 1)
+    peak_P = _peaks(rows_PK)[:, None]
+    return _unit_in_range(rows_PK / peak_P.masked_fill(peak_P == 0, 1))
+
+
+def _unit_in_range(rows_PK: Tensor) -> Tensor:
+    """Float64 rows whose squares are in range at unit norm, in place."""
     norm_P = torch.linalg.vector_norm(rows_PK, dim=1, keepdim=True)
-    return rows_PK.div_(norm_P.masked_fill_(norm_P == 0, 1))
+    return rows_PK.mul_(norm_P.masked_fill_(norm_P == 0, 1).reciprocal_())  # division is slow
 
 
 def _direct(
-    source_NK: Tensor, anchor_MK: Tensor, rows_P: Tensor, cols_P: Tensor, metric: Metric
+    source_NK: Tensor,
+    anchor_MK: Tensor,
+    rows_P: Tensor | None,
+    cols_P: Tensor | None,
+    metric: Metric,
 ) -> Tensor:
-    """Float64 cost of P chosen pairs by direct differences of the rows as given."""
-    cost_P = torch.empty(rows_P.shape, dtype=torch.float64, device=source_NK.device)
-    for part in _blocks(rows_P.shape[0], source_NK.shape[1]):
-        left, right = source_NK[rows_P[part]].double(), anchor_MK[cols_P[part]].double()
+    """Float64 cost of P chosen pairs (None: all rows in order) by differences of rows as given."""
+    count = source_NK.shape[0] if rows_P is None else rows_P.shape[0]
+    cost_P = torch.empty(count, dtype=torch.float64, device=source_NK.device)
+    for part in _blocks(count, source_NK.shape[1], _CACHED):
+        left = source_NK[part if rows_P is None else rows_P[part]].to(torch.float64, copy=True)
+        right = anchor_MK[part if cols_P is None else cols_P[part]].double()
         if metric is Metric.COSINE:
             left, right = _unit(left), _unit(right)
         cost_P[part] = torch.linalg.vector_norm(left.sub_(right), dim=1)
@@ -220,14 +272,14 @@ class _Repair:
         self._metric = metric
         self._classes: Tensor | None = None
 
-    def __call__(self, block: Tensor, suspect: Tensor, *, first: int) -> None:
+    def __call__(self, block: Tensor, suspect: Tensor, first_row: int, first_col: int) -> None:
         rows_P, cols_P = suspect.nonzero(as_tuple=True)
         if not rows_P.numel():
             return
         if rows_P.numel() <= 4 * sum(block.shape):
-            cost_P = self._pairs(rows_P + first, cols_P)
+            cost_P = self._pairs(rows_P + first_row, cols_P + first_col)
         else:
-            cost_P = self._distinct(rows_P + first, cols_P)
+            cost_P = self._distinct(rows_P + first_row, cols_P + first_col)
         block[rows_P, cols_P] = cost_P.to(block.dtype)
 
     def _pairs(self, rows_P: Tensor, cols_P: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Solvers: from a cost and two masses to a plan that was checked.
 
-The only module that imports `ot` or `scipy.optimize`, inside its functions. N source units, M
-anchor units; rows = source, columns = anchor. No names, no files.
+The only module that imports `ot`, inside its functions; assignments are those of `assignment`.
+N source units, M anchor units; rows = source, columns = anchor. No names, no files.
 
 Importing `ot` imports torch, and JAX, TensorFlow and CuPy where they are installed. Its
 POT_BACKEND_DISABLE_* variables could spare the last three, but they act on the whole process for
@@ -22,19 +22,10 @@ from torch import Tensor
 
 from ..errors import SolveFailed, UsageError
 from . import mass as masses
+from .assignment import Tie, assign, part, reduce_offsets, scaled
 from .plan import Plan
 from .scaling import scale
-from .ties import (
-    TIGHT,
-    Array,
-    NotOptimalError,
-    has_cycle,
-    has_ties,
-    in_order,
-    order_cost,
-    potentials,
-    undecided,
-)
+from .ties import TIGHT, Array, NotOptimalError, has_cycle, has_ties, order_cost
 
 __all__ = ["Solution", "Solver", "has_ties", "maximise", "solve"]
 
@@ -76,7 +67,7 @@ def solve(
     solver: Solver = Solver.EXACT,
     epsilon: float = 0.05,
     relaxation: float = 1.0,
-    tie_NM: Tensor | None = None,
+    tie_NM: Tie | None = None,
 ) -> Solution:
     """Solve a discrete transport problem (the paper's section 3, Eq. 1), and check the result.
 
@@ -91,7 +82,8 @@ def solve(
         solver: Exact, Sinkhorn (log domain) or unbalanced (KL, entropic, log domain).
         epsilon: Entropy, in standard deviations of the cost with row and column means removed.
         relaxation: Price of leaving the masses (unbalanced), in means of the cost.
-        tie_NM: Secondary cost, consulted only among exactly equal plans.
+        tie_NM: Secondary cost, or a function that computes it, consulted only among exactly equal
+            plans.
 
     Raises:
         SolveFailed: The cost is not finite, or the solver didn't converge or broke a marginal.
@@ -109,9 +101,9 @@ def solve(
         rho = relaxation if solver is Solver.UNBALANCED else None
         plan, name = _entropic(cost_NM, a_N, b_M, epsilon, rho), solver.value
     elif n == m and _is_uniform(a_N) and _is_uniform(b_M):
-        plan, name = _assignment(_scaled(cost_NM), tie_NM), "assignment"
+        plan, name = _assignment(cost_NM, tie_NM), "assignment"
     else:
-        plan, name = _emd(_scaled(cost_NM), a_N, b_M, tie_NM), "emd"
+        plan, name = _emd(scaled(cost_NM), a_N, b_M, tie_NM), "emd"
     error = max(
         float((plan.mass_N - a_N).abs().sum()),
         float((plan.mass_M - b_M).abs().sum()),
@@ -122,7 +114,7 @@ def solve(
     return Solution(plan, plan.cost(cost_NM), name, error)
 
 
-def maximise(similarity_NN: Tensor, *, tie_NN: Tensor | None = None) -> Plan:
+def maximise(similarity_NN: Tensor, *, tie_NN: Tie | None = None) -> Plan:
     """The hard plan of the largest total similarity, by linear assignment.
 
     Args:
@@ -137,11 +129,11 @@ def maximise(similarity_NN: Tensor, *, tie_NN: Tensor | None = None) -> Plan:
     if similarity_NN.shape[0] != similarity_NN.shape[1]:
         raise ValueError(f"an assignment is square, got {tuple(similarity_NN.shape)}")
     _check_tie(tie_NN, similarity_NN)
-    return _assignment(_scaled(similarity_NN, sign=-1.0), tie_NN)
+    return _assignment(similarity_NN, tie_NN, sign=-1.0)
 
 
-def _check_tie(tie_NM: Tensor | None, cost_NM: Tensor) -> None:
-    if tie_NM is None:
+def _check_tie(tie_NM: Tie | None, cost_NM: Tensor) -> None:
+    if not isinstance(tie_NM, Tensor):
         return
     if tie_NM.shape != cost_NM.shape:
         raise ValueError(f"tie cost {tuple(tie_NM.shape)} for a cost {tuple(cost_NM.shape)}")
@@ -188,84 +180,14 @@ def _is_uniform(mass: Tensor) -> bool:
     return bool((mass * mass.numel() - 1).abs().max() < 1e-6)
 
 
-def _scaled(cost_NM: Tensor, sign: float = 1.0) -> Array:
-    """A float64 copy with entries up to 1: the power of two changes no digit."""
-    peak = max(abs(bound.item()) for bound in torch.aminmax(cost_NM.detach()))
-    cost = cost_NM.detach().to("cpu", torch.float64, copy=True)
-    exponent = math.frexp(peak)[1]
-    if exponent < -1000:  # 2^1000 and more: in two steps, each of them finite
-        cost, exponent = cost.mul_(2.0**1000), exponent + 1000
-    return np.asarray(cost.mul_(sign * 2.0**-exponent).numpy())
-
-
-def _reduce(cost: Array) -> None:
-    """Remove row and column offsets in place, which changes no optimal plan.
-
-    Spares the assignment solver, which has no initialisation of its own, up to 30 times its work,
-    and keeps digits when a small spread sits on a large offset.
-    """
-    cost -= cost.mean(1, keepdims=True)
-    cost -= cost.mean(0)
-    cost -= cost.min(1, keepdims=True)
-    cost -= cost.min(0)
-
-
-def _assignment(cost: Array, tie_NN: Tensor | None) -> Plan:
-    """Hard plan; `cost` is scaled to 1 and used up.
-
-    The tie cost, then the index, choose among what the cost left open.
-    """
-    n = len(cost)
-    _reduce(cost)
-    rows = cols = np.arange(n)  # the part of the problem that is still open
-    cols_N = np.empty(n, dtype=np.int64)
-    tight = np.ones((0, 0), dtype=bool)
-    for level in (None, tie_NN) if tie_NN is not None else (None,):
-        if level is not None:
-            cost = _part(level, rows, cols)
-            cost[~tight] = np.inf
-            cost -= cost.min(1, keepdims=True)
-            cost -= cost.min(0)
-        matched, tight = _match(cost)
-        cols_N[rows] = cols[matched]
-        left = undecided(tight, matched)
-        taken = np.sort(matched[left])
-        rows, cols, tight = rows[left], cols[taken], tight[np.ix_(left, taken)]
-        if not len(rows):
-            break
-    else:
-        matched = np.searchsorted(cols, cols_N[rows])
-        cols_N[rows] = cols[in_order(tight, matched, np.array_equal(rows, cols))]
-    index_M = np.empty(n, dtype=np.int64)
-    index_M[cols_N] = np.arange(n)
-    return Plan.from_index(torch.from_numpy(index_M))
-
-
-def _part(tie_NM: Tensor, rows: Array, cols: Array) -> Array:
-    """Rows and columns of the tie cost that are still open, scaled to 1."""
-    return _scaled(tie_NM.detach().cpu()[torch.from_numpy(rows)][:, torch.from_numpy(cols)])
-
-
-def _match(cost: Array) -> tuple[Array, Array]:
-    """Cheapest assignment (a column for each row), proved so, and the tight edges."""
-    from scipy.optimize import linear_sum_assignment
-
-    # Rows that lose most by their second choice go first: among many equal rows (dead units)
-    # the solver otherwise searches nearly everything for each of them.
-    regret = np.partition(cost, 1, axis=1)[:, 1] if len(cost) > 1 else np.zeros(1)
-    order = np.argsort(-regret, kind="stable")
-    matched = np.empty(len(cost), dtype=np.int64)
-    matched[order] = linear_sum_assignment(cost[order])[1]
-    finite = cost[np.isfinite(cost)] if np.isinf(cost).any() else cost
-    slack = TIGHT * max(1.0, float(finite.max()))
+def _assignment(cost_NN: Tensor, tie_NN: Tie | None, sign: float = 1.0) -> Plan:
     try:
-        u, v = potentials(cost, matched, slack / 8)
+        return assign(scaled(cost_NN, sign=sign), tie_NN)
     except NotOptimalError as error:
-        _fail(torch.from_numpy(cost), "the assignment found is not optimal", cause=error)
-    return matched, cost <= u[:, None] + v + slack
+        _fail(cost_NN, "the assignment found is not optimal", cause=error)
 
 
-def _emd(cost: Array, a_N: Tensor, b_M: Tensor, tie_NM: Tensor | None) -> Plan:
+def _emd(cost: Array, a_N: Tensor, b_M: Tensor, tie_NM: Tie | None) -> Plan:
     """Network simplex; `cost` is scaled to 1 and used up.
 
     Units without mass are left out: they carry nothing and have no potentials.
@@ -275,12 +197,12 @@ def _emd(cost: Array, a_N: Tensor, b_M: Tensor, tie_NM: Tensor | None) -> Plan:
     a, b = a_N.numpy()[rows], b_M.numpy()[cols]
     if len(rows) < n or len(cols) < m:
         cost = cost[np.ix_(rows, cols)]
-    _reduce(cost)
+    reduce_offsets(cost)
     flow, tight = _simplex(cost, a, b)
     for level in (tie_NM, None) if tie_NM is not None else (None,):
         if not has_cycle(tight):
             break
-        cost = order_cost(rows, cols, (n, m)) if level is None else _part(level, rows, cols)
+        cost = order_cost(rows, cols, (n, m)) if level is None else part(level, rows, cols)
         cost -= cost.min()
         # Dearer than any rerouting along N + M edges could save.
         cost[~tight] = (len(rows) + len(cols) + 1.0) * (float(cost.max()) or 1.0)

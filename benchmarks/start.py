@@ -1,0 +1,54 @@
+"""What `merge --paper` on the MNIST pair costs beyond importing torch, in CPU seconds.
+
+    python benchmarks/start.py
+
+The shared pair (OTFUSE_SHARED); processes in turns, medians. Modules are compiled once before, as
+pip does when it installs them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+SHARED = Path(os.environ.get("OTFUSE_SHARED", Path(__file__).parents[2] / "shared"))
+OTFUSE = "import sys; from otfuse_cli.app import main; sys.exit(main(sys.argv[1:]))"
+
+
+def cpu(command: list[str], compiled: str) -> float:
+    """CPU seconds of a process that finds and leaves compiled modules in a folder."""
+    environment = os.environ | {"PYTHONPYCACHEPREFIX": compiled, "PYTHONDONTWRITEBYTECODE": ""}
+    with subprocess.Popen(command, env=environment) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0, command
+    return usage.ru_utime + usage.ru_stime
+
+
+def main() -> None:
+    pair = [str(SHARED / "checkpoints" / f"mnist-mlpnet-{at}.checkpoint") for at in (0, 1)]
+    with tempfile.TemporaryDirectory() as folder:
+        out = ["-o", f"{folder}/out.pt", "--overwrite", "-q"]
+        commands = {
+            "import torch": ["-c", "import torch"],
+            "merge --paper": ["-c", OTFUSE, "merge", *pair, *out, "--paper"],
+        }
+        found: dict[str, list[float]] = {name: [] for name in commands}
+        for at in range(8):
+            for name, command in commands.items():
+                seconds = cpu([sys.executable, *command], f"{folder}/compiled")
+                if at:  # the first round compiles
+                    found[name].append(seconds)
+    print("| process | CPU s |\n|---|---|")
+    for name, seconds in found.items():
+        print(f"| {name} | {median(seconds):.2f} |")
+    extra = median(m - t for t, m in zip(*found.values(), strict=True))
+    print(f"| difference | **{extra:.2f}** |")
+
+
+if __name__ == "__main__":
+    main()
