@@ -92,6 +92,7 @@ def test_a_permuted_twin_is_recovered_exactly(name, matcher):
     assert report.steps[-1].agreement == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"metric": "correlation"}, {"post_activations": True}])
 @pytest.mark.parametrize("name", NETS)
 def test_other_looks_recover_the_twin_too(name, options):
@@ -104,6 +105,7 @@ def test_other_looks_recover_the_twin_too(name, options):
         assert torch.equal(fused[tensor], value), tensor
 
 
+@pytest.mark.slow
 def test_a_stream_is_seen_after_each_addition():
     net, inputs = residual()[0], draw("residual", 10)
     after = watched("residual", inputs, post=True)
@@ -147,6 +149,7 @@ def test_a_batch_norm_belongs_to_its_layer():
     torch.testing.assert_close(tap.features_NF, channels_first(normed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETS)
 def test_batches_do_not_matter(name):
     inputs = draw(name, 21)
@@ -159,6 +162,7 @@ def test_batches_do_not_matter(name):
                 torch.testing.assert_close(one.features_NF, other.features_NF, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_same_positions_count_in_every_model(monkeypatch):
     monkeypatch.setattr("otfuse_cli.align.activations._MOST_COLUMNS", 200)
     inputs, original = draw("conv_bn", 20), state(conv_bn()[0])

@@ -65,6 +65,7 @@ def running(name, batch=20):
     return runnable(known, samples, device="cpu", batch=batch), known.graph, samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [MUCH, NOTHING], ids=["held", "reached anew"])
 @pytest.mark.parametrize("name", ["chain", "residual"])
 def test_batch_norm_is_torchs_running_estimate(name, most):
@@ -109,6 +110,7 @@ def moments(program, state, samples, node):
     return rows.mean(0), rows.std(0, correction=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [MUCH, NOTHING], ids=["held", "reached anew"])
 @pytest.mark.parametrize("name", NETS)
 def test_repair_gives_every_layer_the_parents_mean_and_deviation(name, most):

@@ -208,6 +208,7 @@ NETS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETS)
 def test_a_permuted_twin_of_any_network_returns_the_original(name, tmp_path, monkeypatch):
     """U-Net, DenseNet, MobileNet with squeeze-excite, groups, LSTM, GAN, tied language model."""

@@ -24,6 +24,7 @@ def limits() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("limits")
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.container}-{c.tensors}-{c.odd}")
 def test_case(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:

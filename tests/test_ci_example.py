@@ -76,6 +76,7 @@ def test_whatever_says_no_ends_it_before_the_upload(pipeline, tmp_path, settings
     assert (tmp_path / "result" / "fused.report.json").exists()
 
 
+@pytest.mark.slow
 def test_missing_checkpoint_ends_it_before_the_merge(pipeline, demo_pair, tmp_path):
     run = pipeline(tmp_path / "missing.pt", demo_pair[1], tmp_path / "result")
     assert run.returncode == 3

@@ -527,6 +527,7 @@ def test_help_takes_less_than_300_ms_of_cpu(tmp_path):
     assert any(seconds() < 0.3 for _ in range(8))  # the first quiet moment counts
 
 
+@pytest.mark.slow
 def test_reader_that_leaves_is_no_error(tmp_path):
     (tmp_path / "big.json").write_text(make_report(warnings=("w" * 100,) * 10_000).to_json())
     reading, writing = os.pipe()
@@ -549,6 +550,7 @@ def fresh_to(stdout, stdin, *arguments):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device here")
 def test_full_disk_behind_standard_output(tmp_path):
     (tmp_path / "r.json").write_text(make_report().to_json())

@@ -83,6 +83,7 @@ def test_points_of_the_curve_are_merged_checkpoints(cli, twins):
             assert found[f"{name} cross-entropy"][f"{weight:g}"] == pytest.approx(loss, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_table_and_plots(cli, twins):
     done = cli("curve", *LINE, "--plot", "c.svg")
     assert done.code == 0, done.err

@@ -77,6 +77,7 @@ def recognised(name: str, **options) -> LayerGraph:
 # Proofs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _cases(list(CASES)))
 def test_a_family_is_what_its_module_computes(name: str) -> None:
     graph = traced(name)

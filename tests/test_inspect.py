@@ -281,6 +281,7 @@ def test_strangers_and_permuted_twins_are_no_fine_tunes():
 # -- plots
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["png", "svg", "html"])
 def test_plot(cli, demo_pair, tmp_path, suffix):
     path = tmp_path / f"costs.{suffix}"
@@ -323,6 +324,7 @@ def test_heat_map_of_a_permutation(cli, tmp_path):
     assert cells.count_nonzero() == 40
 
 
+@pytest.mark.slow
 def test_plot_of_many(cli, tmp_path):
     paths = saved(tmp_path, **{n: net([6, 80, 3], seed=s) for s, n in enumerate("abc")})
     for suffix in ("html", "png"):

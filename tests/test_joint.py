@@ -128,6 +128,7 @@ def test_a_parent_of_little_weight_gives_few_units():
     assert sum(c < 10 for c in chosen.tolist()) >= 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("twin", [lambda s: s, permuted], ids=["itself", "permuted"])
 def test_one_function_is_kept(factory, twin):
     arch = factory()
@@ -145,6 +146,7 @@ def test_one_function_is_kept(factory, twin):
     assert expected.shape == (120, 5)
 
 
+@pytest.mark.slow
 def test_order_of_the_parents_does_not_matter(factory):
     arch = factory()
     states = [build(arch, seed).state_dict() for seed in (1, 2)]
@@ -163,6 +165,7 @@ def test_order_of_the_parents_does_not_matter(factory):
     assert float((found[0] - found[1]).abs().max() / found[0].abs().max()) < 1e-3
 
 
+@pytest.mark.slow
 def test_other_widths_and_more_than_two(factory):
     small, large = factory(6, 4), factory(10, 8)
     states = [build(large, 1).state_dict(), build(small, 2).state_dict()]

@@ -100,6 +100,7 @@ def rnn(seed: int, hidden: int = 6) -> StateDict:
     return {f"{n}.weight": torch.randn(s, generator=g) for n, s in made.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("matcher", "noise"),
     [("sweep", 0.1), *((m, n) for m in MATCHERS[1:] for n in (0.1, 0.5))],

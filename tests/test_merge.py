@@ -293,6 +293,7 @@ def test_wrong_input_gets_one_clear_error_and_leaves_nothing(cli, tmp_path, kind
     assert {p: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_no_output(tmp_path):
     """Killed while its second tensor is due: nothing under the output's name, nothing beside it."""
     torch.save(mlp(0), tmp_path / "a.pt")

@@ -24,6 +24,7 @@ def agreement(models: list[StateDict], anchor: StateDict, weights: tuple, **opti
     return sum(float(t.double().square().sum()) for t in fused.values())
 
 
+@pytest.mark.slow
 def test_further_passes_bring_the_sources_together():
     models, anchor = [mlp(1), mlp(2), mlp(3)], mlp(4)
     weights = (0.25, 0.25, 0.25, 0.25)
@@ -31,6 +32,7 @@ def test_further_passes_bring_the_sources_together():
     assert values[0] < values[1] <= values[2] * (1 + 1e-6)
 
 
+@pytest.mark.slow
 def test_passes_end_when_nothing_moves_and_are_listed():
     models = [mlp(1), mlp(2), mlp(3)]
     _, report = otfuse_cli.merge(*models, passes=50)

@@ -52,6 +52,7 @@ def picture():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".html"])
 def test_same_picture_same_bytes(tmp_path, picture, suffix):
     paths = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
@@ -120,6 +121,7 @@ def test_page_is_whole_escaped_and_alone(picture):
     assert policy[0].startswith("default-src 'none';")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no browser")
 def test_page_in_a_browser(tmp_path, picture):
     write_picture(tmp_path / "a.html", picture)

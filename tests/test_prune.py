@@ -89,6 +89,7 @@ def test_units_that_were_zero_are_not_missed_by_a_resnet_with_batch_norm():
     assert [s.id for s in report.pruning.spaces] == ["s2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("criterion", ["l1", "l2", "random", "ot"])
 @pytest.mark.parametrize("name", ["mlp", "vgg-bn", "resnet-basic-bn", "resnet-bottleneck"])
 def test_every_criterion_makes_the_smaller_network(criterion, name):
@@ -241,6 +242,7 @@ def save_llama(net, folder):
     return folder / "model.pt"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_module", [False, True])
 def test_whole_groups_of_a_llama_go(tmp_path, by_module):
     """The rest computes what it computed with those groups and hidden units at zero."""

@@ -205,6 +205,7 @@ def images(count=60):
     return torch.randn(count, 12, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["small", "masked", "keep shape"])
 def test_a_refit_comes_after_the_survivors(form):
     _, weights, masked = masked_mlp()
@@ -257,6 +258,7 @@ def test_different_classes_follow_the_policy():
 # -- other architectures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("criterion", ["l1", "ot"])
 @pytest.mark.parametrize("name", ["vgg-bn", "resnet-basic-bn", "resnet-bottleneck-bn"])
 def test_batch_norm_nets(name, criterion):

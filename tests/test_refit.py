@@ -233,6 +233,7 @@ def test_fusing_with_itself_changes_nothing(factory, body):
     assert report.refits == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [MLP, RESIDUAL], ids=["mlp", "residual"])
 def test_refit_brings_the_fused_net_nearer_to_its_parents(factory, body):
     arch = factory(body)
@@ -252,6 +253,7 @@ def test_refit_brings_the_fused_net_nearer_to_its_parents(factory, body):
     assert missed[True] < 0.6 * missed[False]
 
 
+@pytest.mark.slow
 def test_batch_norm_holds_the_statistics_of_what_it_is_given(factory):
     arch = factory(RESIDUAL)
     states = [build(arch, seed).state_dict() for seed in (0, 1)]
@@ -272,6 +274,7 @@ def test_batch_norm_holds_the_statistics_of_what_it_is_given(factory):
         torch.testing.assert_close(getattr(net, name).running_var, var, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_order_and_batching_of_inputs_do_not_matter(factory, monkeypatch):
     arch = factory(RESIDUAL)
     states = [build(arch, seed).state_dict() for seed in (0, 1)]
@@ -337,6 +340,7 @@ def test_options_that_need_inputs(factory, options, words):
         otfuse_cli.merge(*states, arch=arch, **options)
 
 
+@pytest.mark.slow
 def test_calibration(factory):
     arch = factory(RESIDUAL)
     parents = [build(arch, seed) for seed in (0, 1)]

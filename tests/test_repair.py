@@ -31,6 +31,7 @@ def aligned(source: StateDict, anchor: StateDict) -> StateDict:
     return otfuse_cli.merge(source, anchor, weights=(1, 0))[0]
 
 
+@pytest.mark.slow
 def test_rows_have_the_mean_length_of_what_was_averaged():
     models = [mlp(1), mlp(2), mlp(3)]
     share = (0.2, 0.3, 0.5)
@@ -69,6 +70,7 @@ def test_a_row_that_cancels_out_is_not_divided_by_zero():
     assert torch.equal(norms.restore(torch.zeros(2, 3)), torch.zeros(2, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", [(0.5, 0.5), (0.2, 0.8), (0.2, 0.3, 0.5)])
 def test_variance_of_white_inputs_is_exact(weights):
     """The variance of a fused unit under white inputs is 1.5 |fused row|^2, for any K."""
@@ -135,6 +137,7 @@ def test_a_unit_without_incoming_weights_keeps_the_mean():
     assert float(fused["features.1.running_var"][2]) == 0.25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda s: mlp(s), vgg])
 def test_endpoints_and_plain_averages_are_not_repaired(make):
     a, b = make(1), make(2)

@@ -116,6 +116,7 @@ def test_report_survives_the_round_trip():
     assert stored.report_from_dict(json.loads(text)).to_json() == text
 
 
+@pytest.mark.slow
 def test_reports_of_real_runs(cli, demo_pair, tmp_path):
     a, b = demo_pair
     runs = [

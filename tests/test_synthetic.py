@@ -34,6 +34,7 @@ def test_images_are_standardised_and_the_same_by_seed(kind, channels, height, wi
     assert np.abs(x - draw(1)).max() > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["leaves", "noise"])
 def test_power_falls_with_frequency_as_in_photographs(kind):
     drawn = (

@@ -38,6 +38,7 @@ def _maps(*described: Form) -> dict[Atom, torch.Tensor]:
     }
 
 
+@pytest.mark.slow
 @given(st.data(), st.sampled_from([1, 2, 6, 7, 8, 12, 24]))
 @settings(max_examples=150, deadline=None)
 def test_unified_forms_permute_alike(data: st.DataObject, n: int) -> None:
@@ -48,6 +49,7 @@ def test_unified_forms_permute_alike(data: st.DataObject, n: int) -> None:
     assert torch.equal(form_index(a, maps), form_index(b, maps))
 
 
+@pytest.mark.slow
 @given(st.data(), st.sampled_from([4, 6, 12]))
 @settings(max_examples=100, deadline=None)
 def test_earlier_agreements_survive_later_ones(data: st.DataObject, n: int) -> None:

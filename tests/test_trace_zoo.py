@@ -32,6 +32,7 @@ def _deterministic() -> None:
     torch.manual_seed(SEEDED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _names())
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_zoo(name: str) -> None:

@@ -314,6 +314,7 @@ def test_maximise() -> None:
 # Entropic
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [(48, 48), (40, 30)])

@@ -45,6 +45,7 @@ def near(word, found):
     return abs(one - other) <= max(0.03 * abs(one), 3.0 if one > 50 else 0.02)
 
 
+@pytest.mark.slow
 def test_every_command_does_what_the_tutorial_shows(cli, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)

@@ -88,6 +88,7 @@ def test_fusing_a_model_with_itself_changes_nothing(name):
     assert all(s.moved_fraction == 0 for s in report.spaces)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", "vgg-bn", "resnet-basic-bn", "resnet-bottleneck"])
 def test_relabelling_the_source_changes_nothing(name):
     """The units of a source have no names: any order of them fuses to the same bytes."""
@@ -178,6 +179,7 @@ def test_residual_identity_leaves_the_streams_in_place():
     assert stay == {"s0", "s2", "s3"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", ["sinkhorn", "unbalanced"])
 def test_soft_solvers_work_wherever_the_exact_one_does(solver):
     net, shape = NETS["vgg-bn"]
