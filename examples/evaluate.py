@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from otfuse_cli.checkpoint.open import open_checkpoint
+from otfuse_cli.network.factory import build
 
 StateDict = Mapping[str, torch.Tensor]
 
@@ -114,9 +115,7 @@ def resnet18(w: StateDict, x: torch.Tensor) -> torch.Tensor:
 
 def vit(w: StateDict, x: torch.Tensor) -> torch.Tensor:
     """Logits of the ViT of networks.py, which needs transformers."""
-    import networks
-
-    module, _ = networks.vit()
+    module = build(f"{Path(__file__).with_name('networks.py')}:vit", device="cpu").module
     module.load_state_dict(w)
     logits: torch.Tensor = module.eval()(x).logits
     return logits
