@@ -44,7 +44,7 @@ del large  # glibc maps arrays of this size no longer
 before, kept, freed = resident(), [], []
 for _ in range(30):
     freed.append(bytearray(b"x") * (4 << 20))
-    kept.append(bytes(5000))
+    kept.append(bytes(100_000))  # larger than any hole that imports have left
 freed.clear()
 print(resident() - before)
 """
