@@ -308,12 +308,24 @@ def test_a_compacted_folder_loads_in_its_class(tmp_path):
             layer.mlp.gate_proj.weight[24:] = 0
             layer.mlp.up_proj.weight[24:] = 0
     masked = folder_of(net, tmp_path / "masked")
-    otfuse_cli.prune_fuse(dense, masked, output=out, dense_weight=0)
+    _, report = otfuse_cli.prune_fuse(dense, masked, output=out, dense_weight=0)
+    assert any("config.json of the output says" in w for w in report.warnings)
     small, info = type(net).from_pretrained(out, output_loading_info=True)
     assert not any(info.values())
     tokens = torch.arange(20).reshape(2, 10)
     with torch.no_grad():
         torch.testing.assert_close(small(tokens).logits, net(tokens).logits, rtol=0, atol=1e-5)
+
+
+def test_a_compacted_folder_whose_layers_differ_is_warned_about(tmp_path):
+    net, out = llama(), tmp_path / "out"
+    dense = folder_of(net, tmp_path / "dense")
+    with torch.no_grad():
+        net.model.layers[0].mlp.gate_proj.weight[24:] = 0
+        net.model.layers[0].mlp.up_proj.weight[24:] = 0
+    masked = folder_of(net, tmp_path / "masked")
+    _, report = otfuse_cli.prune_fuse(dense, masked, output=out, dense_weight=0)
+    assert any("copied as it is" in w for w in report.warnings)
 
 
 @pytest.mark.parametrize("only", ["h?", "e"])

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Fewer inputs than this say too little about a layer (DESIGN section 3, Refit).
 LEAST_SAMPLES = 25
 REAL, SYNTHETIC = 400, 2_000
-CLASS_DRIVEN = 900  # each costs two dozen passes
+CLASS_DRIVEN = 900  # each costs two dozen passes, forward and back
 
 
 def require_no_inputs(options: FusionOptions, recipe: Recipe) -> None:

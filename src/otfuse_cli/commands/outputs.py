@@ -18,6 +18,7 @@ from ..checkpoint.open import Checkpoint, open_checkpoint
 from ..checkpoint.suffix import DEFAULT_SHARD, PT_SUFFIXES, parse_size, suffix_of
 from ..checkpoint.write import check_output, open_writer
 from ..errors import OutputRefused, UsageError
+from ..prune.advice import Advice
 from ..report import FileRecord
 from .requests import OutputOptions, Source
 
@@ -133,6 +134,24 @@ def sink(
         found = Sink(put, None if also is not None else writer.put_rows)
         yield found
     found.digest = writer.digest
+
+
+def folder_config(
+    output: Path | None, own: Mapping[str, Any] | None, told: Advice
+) -> tuple[Mapping[str, int], tuple[str, ...]]:
+    """What the config.json of an output folder has to say, and what to say of it.
+
+    Args:
+        output: The output; None or a file has no config.json.
+        own: What the config.json that would be copied says; None: there is none.
+        told: What pruning has changed.
+    """
+    if output is None or suffix_of(output) or own is None or not told.sentences:
+        return {}, ()
+    if told.config:
+        sizes = ", ".join(f"{key} {value}" for key, value in told.config.items())
+        return told.config, (f"config.json of the output says {sizes}",)
+    return {}, ("config.json was copied as it is: it does not say the new widths",)
 
 
 def kept_extras(

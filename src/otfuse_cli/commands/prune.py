@@ -14,7 +14,6 @@ from ..align.models import Model
 from ..checkpoint.config import read_config
 from ..checkpoint.draft import write_text
 from ..checkpoint.open import open_checkpoint
-from ..checkpoint.suffix import suffix_of
 from ..errors import SolveFailed, UsageError
 from ..graph.model import LayerGraph
 from ..graph.sizes import resize
@@ -32,6 +31,7 @@ from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_devi
 from .merge import report_path
 from .outputs import (
     Put,
+    folder_config,
     kept_extras,
     output_record,
     refuse_outputs,
@@ -185,7 +185,10 @@ def _write(
 ) -> tuple[str, ...]:
     """Write every tensor; returns what could not be written along with them."""
     checkpoint = work.model.checkpoint
-    config, remarks = _folder_config(request, output, checkpoint.path, told)
+    own = read_config(checkpoint.path)
+    config, remarks = folder_config(
+        output, own, told if own == _config(request, checkpoint.path) else Advice(told.sentences)
+    )
     pruner = Pruner(work.model, work.choice)
     infos = [
         replace(target_info(info, request.dtype), shape=work.graph.tensors[info.name].shape)
@@ -199,19 +202,6 @@ def _write(
             out.put(info.name, pruner.tensor(info.name, info.dtype))
     runtime.progress("write", len(infos), len(infos))
     return (*lost, *remarks)
-
-
-def _folder_config(
-    request: PruneRequest, output: Path | None, path: Path | None, told: Advice
-) -> tuple[Mapping[str, int], tuple[str, ...]]:
-    """What the config.json of an output folder has to say, and what to say of it."""
-    own = read_config(path)
-    if output is None or suffix_of(output) or own is None or not told.sentences:
-        return {}, ()
-    if told.config and own == _config(request, path):
-        sizes = ", ".join(f"{key} {value}" for key, value in told.config.items())
-        return told.config, (f"config.json of the output says {sizes}",)
-    return {}, ("config.json was copied as it is: it does not say the new widths",)
 
 
 def _left_whole(work: _Pruned, request: PruneRequest) -> tuple[str, ...]:

@@ -70,7 +70,7 @@ def _plan(request: PruneFuseRequest, *, to_file: bool) -> Plan:
             name = f"{pruned.resolve().name}-fused"  # a suffix would make it a file
             pruned = pruned.resolve()
         output = pruned.with_name(name)
-    steps = _Steps(request)
+    steps = _Steps(replace(request, output=output))
     return Plan(
         command="prune-fuse",
         checkpoints=(request.dense, request.pruned),

@@ -14,6 +14,7 @@ from ..graph.sizes import resize
 from ..network.architecture import Architecture, architecture
 from ..prune.advice import advice
 from ..prune.masks import Compacted, compacted, unmask, zero_units
+from .outputs import folder_config
 from .parents import Parents, shapes_of
 from .reconcile import reconcile
 from .requests import PruneFuseRequest
@@ -62,8 +63,10 @@ def assemble_pruned(
     if request.keep_shape and compaction is not None:
         return replace(parents, stored_like=stored, store=compaction.restored), remarks
     if compaction is not None:
-        told = advice(graph, compaction.graph, config=read_config(stored.path))
-        parents = replace(parents, config=told.config)
+        own = read_config(stored.path)
+        told = advice(graph, compaction.graph, config=own)
+        config, said = folder_config(request.output, own, told)
+        parents, remarks = replace(parents, config=config), (*remarks, *said)
     return parents, remarks
 
 
