@@ -7,7 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from otfuse_cli.runtime import peak_rss_bytes
+from otfuse_cli.errors import UsageError
+from otfuse_cli.runtime import ahead, peak_rss_bytes
 
 SAY_PEAK = "from otfuse_cli.runtime import peak_rss_bytes; print(peak_rss_bytes())"
 
@@ -60,3 +61,30 @@ def test_freed_memory_is_returned():
         for how in ("kept", "returned")
     )
     assert returned < 8 << 20 < 64 << 20 < kept
+
+
+def test_what_is_made_ahead_comes_in_order_and_not_further():
+    made = []
+
+    def items():
+        for at in range(5):
+            made.append(at)
+            yield at
+
+    for item in ahead(items()):
+        assert item == made[item]
+        if item == 2:
+            break
+    assert len(made) <= 4
+
+
+def test_what_fails_ahead_fails_where_it_is_used():
+    def items():
+        yield 1
+        raise UsageError("broken", where="there", fix="mend it")
+
+    found = []
+    with pytest.raises(UsageError, match="broken"):
+        for item in ahead(items()):
+            found.append(item)
+    assert found == [1]

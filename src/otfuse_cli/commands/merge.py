@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -28,7 +28,16 @@ from ..fuse.repair import Repair, plan_repair
 from ..fuse.selection import Selection
 from ..graph.streams import PostNorm
 from ..report import Report
-from ..runtime import Progress, Runtime, Stopwatch, cores, peak_rss_bytes, resolve_device, silent
+from ..runtime import (
+    Progress,
+    Runtime,
+    Stopwatch,
+    ahead,
+    cores,
+    peak_rss_bytes,
+    resolve_device,
+    silent,
+)
 from ..stored import report_beside
 from .function import check_function
 from .inputs import open_bench
@@ -365,17 +374,25 @@ def _write(
         config=parents.config,
     ) as out:
         by_rows = out.put_rows if parents.store is None else None
-        for done, info in enumerate(names):
-            runtime.progress("write", done, len(names))
-            dtype = target_info(info, plan.target.dtype).dtype
-            blocks = None if by_rows is None else fused.blocks(info.name, dtype=dtype)
-            if by_rows is not None and blocks is not None:
+
+        def pieces() -> Iterator[tuple[str, int | None, torch.Tensor]]:
+            for done, info in enumerate(names):
+                runtime.progress("write", done, len(names))
+                dtype = target_info(info, plan.target.dtype).dtype
+                blocks = None if by_rows is None else fused.blocks(info.name, dtype=dtype)
+                if blocks is None:
+                    yield info.name, None, fused.tensor(info.name, dtype=dtype)
+                    continue
                 for first, rows in blocks:
-                    by_rows(info.name, first, rows)
+                    yield info.name, first, rows
+
+        # The next piece is averaged while this one is hashed and written.
+        for name, first, piece in ahead(pieces()):
+            if by_rows is not None and first is not None:
+                by_rows(name, first, piece)
                 continue
-            tensor = fused.tensor(info.name, dtype=dtype)
-            for name, stored in parents.stored(info.name, tensor).items():
-                out.put(name, stored.to(infos[name].dtype))
+            for own, stored in parents.stored(name, piece).items():
+                out.put(own, stored.to(infos[own].dtype))
     runtime.progress("write", len(names), len(names))
     return lost, out.digest
 

@@ -21,8 +21,8 @@ from .repair import Repair, RowNorms, length_scale
 
 Note = Callable[[float, torch.Tensor], None]
 
-# Numbers in a block.
-_BLOCK = 1 << 19
+# Numbers in a block: in float32 less than what the allocator maps anew each time (runtime.py).
+_BLOCK = 1 << 18
 # Stored sources up to this size (all of a tensor together) are read at once, larger ones row by
 # row; a run of rows that stay together is one read.
 _AT_ONCE = 1 << 26
