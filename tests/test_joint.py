@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import otfuse_cli
 from nets import from_factory as build
+from otfuse_cli.commands.improve import clearly_more
 from otfuse_cli.errors import IncompatibleModels, UsageError
 from otfuse_cli.fuse.select import choose, reconstruct
 
@@ -188,9 +189,19 @@ def test_auto_takes_what_agrees_more_on_what_was_held_out(factory):
     )
     _, refit, joint, last = report.steps
     assert (refit.name, joint.name) == ("refit, held out", "joint, held out")
-    assert joint.kept is (joint.agreement > refit.agreement)
+    assert not joint.kept or joint.agreement > refit.agreement
     assert refit.kept is not joint.kept
     assert last.name == ("joint" if joint.kept else "refit")
+
+
+@pytest.mark.parametrize(
+    ("gained", "lost", "wins"),
+    [(0, 0, False), (1, 0, False), (2, 0, True), (6, 3, False), (7, 3, True), (3, 7, False)],
+)
+def test_joint_has_to_win_by_more_than_chance(gained, lost, wins):
+    joint = torch.tensor([True] * gained + [False] * lost + [True, False] * 20)
+    average = torch.tensor([False] * gained + [True] * lost + [True, False] * 20)
+    assert clearly_more(joint, average) is wins
 
 
 def test_where_joint_can_not_be(factory):

@@ -129,13 +129,19 @@ class Bench:
         """How often a network at the anchor's widths says what the parents' ensemble says."""
         return self._agreement(tensors, self.choice)
 
+    def agreeing(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """On which inputs, or positions of them, it does."""
+        return self._said(tensors) == self.choice
+
     def _agreement(self, tensors: Mapping[str, Tensor], choice: Tensor) -> float:
-        found = self.logits(self.programs[self.anchor], tensors).argmax(-1)
-        return _share(found, choice)
+        return _share(self._said(tensors), choice)
+
+    def _said(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        return self.logits(self.programs[self.anchor], tensors).argmax(-1)
 
     def step(self, name: str, tensors: Mapping[str, Tensor], *, kept: bool = True) -> StepRecord:
         """What a step gave: agreement and, with labels, accuracy in percent."""
-        found = self.logits(self.programs[self.anchor], tensors).argmax(-1)
+        found = self._said(tensors)
         labels = self.judged.labels
         accuracy = None
         if labels is not None and labels.shape == found.shape:
