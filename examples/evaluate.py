@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from otfuse_cli.checkpoint.open import open_checkpoint
-from otfuse_cli.network.factory import build
+from otfuse_cli.network.factory import find_callable
 
 StateDict = Mapping[str, torch.Tensor]
 
@@ -115,7 +115,8 @@ def resnet18(w: StateDict, x: torch.Tensor) -> torch.Tensor:
 
 def vit(w: StateDict, x: torch.Tensor) -> torch.Tensor:
     """Logits of the ViT of networks.py, which needs transformers."""
-    module = build(f"{Path(__file__).with_name('networks.py')}:vit", device="cpu").module
+    factory = find_callable(f"{Path(__file__).with_name('networks.py')}:vit")
+    module, _ = factory(len(w["vit.layernorm.weight"]))  # type: ignore[call-arg]
     module.load_state_dict(w)
     logits: torch.Tensor = module.eval()(x).logits
     return logits

@@ -9,15 +9,15 @@ import torch
 from torch import nn
 
 
-def vit() -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """The small CIFAR-10 ViT (needs transformers), and an input."""
+def vit(hidden: int = 160) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """The small CIFAR-10 ViT (needs transformers), heads of 32, and an input."""
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(
-        hidden_size=160,
+        hidden_size=hidden,
         num_hidden_layers=6,
-        num_attention_heads=5,
-        intermediate_size=320,
+        num_attention_heads=hidden // 32,
+        intermediate_size=2 * hidden,
         image_size=32,
         patch_size=4,
         num_labels=10,
