@@ -85,6 +85,5 @@ def test_what_fails_ahead_fails_where_it_is_used():
 
     found = []
     with pytest.raises(UsageError, match="broken"):
-        for item in ahead(items()):
-            found.append(item)
+        found.extend(ahead(items()))
     assert found == [1]
