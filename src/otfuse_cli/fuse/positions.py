@@ -31,6 +31,7 @@ class Positions:
         batch = next(iter(samples.batches(program.batch)))
         self.program, self.tensors = program, tensors
         self.inputs = flat_inputs(program, batch, device)
+        self.before = Walk(program, tensors, self.inputs).outputs()[0]
         self._found: dict[str, Tensor] = {}
 
     def reached(self, node: str) -> Tensor:
@@ -40,21 +41,19 @@ class Positions:
         return self._found[node]
 
     def _try(self, node: str) -> Tensor:
-        batch = self.program.batch
-        clean = Walk(self.program, self.tensors, self.inputs, [node])
-        value = clean.to(node)
-        before = clean.outputs()[0]
-        places = value.numel() // (batch * value.shape[-1])
-        found = torch.zeros(places, dtype=torch.bool)
-        for start in range(0, places, batch):
+        batch, found, places = self.program.batch, list[Tensor](), 1
+        while len(found) * batch < places:
             walk = Walk(self.program, self.tensors, self.inputs)
-            rows = walk.to(node).reshape(batch, places, -1).clone()
-            at = torch.arange(start, min(start + batch, places))
-            rows[at - start, at] += rows.std() * _noise(rows.shape[-1]).to(rows)
+            value = walk.to(node)
+            places = value.numel() // (batch * value.shape[-1])
+            rows = value.reshape(batch, places, -1).clone()
+            first = len(found) * batch
+            at = torch.arange(first, min(first + batch, places))
+            rows[at - first, at] += rows.std() * _noise(rows.shape[-1]).to(rows)
             walk.replace(node, rows.reshape(value.shape))
-            change = (walk.outputs()[0] - before).flatten(1).abs().amax(1)
-            found[at] = (change[at - start] > _SEEN * before.abs().max()).cpu()
-        return found
+            change = (walk.outputs()[0] - self.before).flatten(1).abs().amax(1)
+            found.append((change[at - first] > _SEEN * self.before.abs().max()).cpu())
+        return torch.cat(found)
 
 
 def _noise(size: int) -> Tensor:
