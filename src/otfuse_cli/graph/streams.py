@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import UsageError
-from .attentions import Attention, attention, refusal
+from .attentions import Attention, attentions, refusal
 from .axes import Unit, axis_units
 from .model import LayerGraph, Op, OpKind, Role
 
@@ -118,6 +118,12 @@ def has_heads(graph: LayerGraph) -> bool:
     return any(space.per is not None for space in graph.free())
 
 
+def in_heads(graph: LayerGraph) -> frozenset[str]:
+    """Spaces of heads and of what lies inside them."""
+    inside = {s.id: s.per for s in graph.free() if s.per is not None}
+    return frozenset(inside) | frozenset(inside.values())
+
+
 def require_untied(graph: LayerGraph) -> None:
     """Refuse a tensor that makes units as an embedding and reads them as the output layer.
 
@@ -165,15 +171,13 @@ class _Search:
             self._look(at, op)
         sites = tuple(self._site(at, op) for at, op in self.norms.items())
         heads = {s.per for s in self.graph.free() if s.per is not None}
-        tops = [h for h in heads if h is not None and self.graph.spaces[h].per is None]
-        tops.sort(key=lambda h: self.graph.spaces[h].order)
         return Stream(
             self.space,
             next(iter(self.norms.values())).detail == "layer",
             sites,
             tuple(self.writers),
             self._vectors(),
-            tuple(attention(self.graph, h) for h in tops),
+            attentions(self.graph),
             tuple(
                 s.id
                 for s in self.graph.free()
