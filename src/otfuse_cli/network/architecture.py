@@ -142,7 +142,7 @@ def output_ties(
     Arguments are those of `architecture`.
 
     Raises:
-        UsageError: A saved program, whose ties are part of it.
+        UsageError: A saved program.
     """
     if names_a_module(arch):
         try:
@@ -152,16 +152,15 @@ def output_ties(
         names = checkpoint_names(module, shapes, aliases or {})
         splits = output_splits(module)
         return tuple(tuple(tuple(names[n] for n in kept) for kept in split) for split in splits)
-    graph = architecture(arch, shapes, aliases=aliases, config=config, label=label).graph
-    splits = _named_splits(graph)
-    if splits and arch.endswith(".pt2"):
+    if arch.endswith(".pt2"):
         raise UsageError(
-            "the output layer of a saved program can't be untied",
-            where=f"--arch {arch}: {splits[0][0][0]}",
-            why="the program has one tensor for both",
-            fix="give a factory (file.py:factory), or export the program untied",
+            "a saved program can't be untied",
+            where=f"--untie, --arch {arch}",
+            why="which tensors it shares is part of it",
+            fix="give a factory (file.py:factory), or export the network untied",
         )
-    return splits
+    graph = architecture(arch, shapes, aliases=aliases, config=config, label=label).graph
+    return _named_splits(graph)
 
 
 def _named_splits(graph: LayerGraph) -> tuple[Split, ...]:
