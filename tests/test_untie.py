@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -202,6 +204,61 @@ def test_a_saved_program_stays_as_it_is(tmp_path):
     own = {"weight": torch.randn(3, 3)}
     with pytest.raises(UsageError, match="saved program can't be untied"):
         otfuse_cli.merge(own, own, arch=str(tmp_path / "net.pt2"), untie=True)
+
+
+def test_a_class_that_ties_whatever_its_config_says(monkeypatch, tmp_path):
+    """What would be written is not what it would load."""
+
+    class Stubborn(transformers.GPT2LMHeadModel):
+        def __init__(self, config) -> None:
+            super().__init__(config)
+            self.lm_head.weight = self.transformer.wte.weight
+
+    own = state_of("gpt2")
+    Stubborn(copy.deepcopy(made("gpt2")[0].config)).save_pretrained(tmp_path / "net")
+    # The library puts another module object in its place now and then.
+    for library in (transformers, sys.modules["transformers"]):
+        monkeypatch.setattr(library, "Stubborn", Stubborn, raising=False)
+    with pytest.raises(UsageError, match="can't be untied") as error:
+        otfuse_cli.merge(own, own, arch=f"hf:{tmp_path / 'net'}", untie=True)
+    assert "Stubborn" in error.value.why
+
+
+FACTORY = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(7, 6), nn.LayerNorm(6)
+        self.head = nn.Linear(6, 7, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x):
+        return self.head(self.norm(self.embed(x)))
+
+def net():
+    return Net(), (torch.arange(6).view(2, 3),)
+"""
+
+
+def test_a_network_of_the_users_own(tmp_path):
+    (tmp_path / "net.py").write_text(FACTORY)
+    torch.manual_seed(0)
+    weight, gain, shift = torch.randn(7, 6), 1 + torch.rand(6), torch.randn(6)
+    own = {"embed.weight": weight, "norm.weight": gain, "norm.bias": shift, "head.weight": weight}
+    order = torch.randperm(6)
+    other = {n: t[..., order] for n, t in own.items()}
+    other["head.weight"] = other["embed.weight"]
+    arch = f"{tmp_path / 'net.py'}:net"
+    fused, report = otfuse_cli.merge(other, own, arch=arch, untie=True, residual="orthogonal")
+    assert report.checks.function_preserved
+    wanted = nn.functional.layer_norm(weight, (6,), gain, shift) @ weight.T
+    found = nn.functional.layer_norm(
+        fused["embed.weight"], (6,), fused["norm.weight"], fused["norm.bias"]
+    )
+    torch.testing.assert_close(found @ fused["head.weight"].T, wanted, rtol=1e-4, atol=1e-4)
 
 
 class Shared(nn.Module):

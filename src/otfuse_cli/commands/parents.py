@@ -137,7 +137,8 @@ def assemble(
         splits = output_ties(
             arch, shapes, aliases=anchor.aliases, config=config, label=anchor.label
         )
-        checkpoints = [Untied(c, splits) for c in checkpoints]
+        if splits:
+            checkpoints = [Untied(c, splits) for c in checkpoints]
     known = find_architecture(
         checkpoints, anchor_index, arch, free_outputs=free_outputs, untied=bool(splits)
     )
