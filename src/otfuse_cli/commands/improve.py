@@ -107,7 +107,7 @@ def clearly_more(one: Tensor, other: Tensor) -> bool:
 
 def _no_joint(error: UsageError) -> UsageError:
     """Why there is no joint fusion of some transformers."""
-    fix = error.fix or ""
+    fix = error.fix or "use --residual shared"
     return UsageError(
         f"no joint fusion of these transformers: {error.what}",
         where=error.where,
