@@ -10,7 +10,8 @@ from otfuse_cli.errors import UsageError
 from otfuse_cli.fuse.positions import Positions
 from otfuse_cli.fuse.stream_choice import choose_heads, choose_units, read_from
 from otfuse_cli.graph.program import labelled_program
-from otfuse_cli.graph.trace import export
+from otfuse_cli.graph.trace import export, trace
+from otfuse_cli.network.relabel import draw_maps, relabel_state
 from otfuse_cli.network.samples import Samples
 from test_orthogonal import NETS, change, folder, known, made, tensors_of, twin
 
@@ -148,7 +149,73 @@ def test_narrow_and_wide_parents_fit_into_either(tmp_path):
         assert report.steps[-1].agreement > 0.7
 
 
-def test_tied_embeddings_are_refused(tmp_path):
-    own = dict(made("gpt2")[0].state_dict())
-    with pytest.raises(UsageError, match="tied"):
-        joint("gpt2", tmp_path, own, own)
+def bert_twin(seed: int = 3) -> dict[str, torch.Tensor]:
+    """The same function: units, heads and positions in the stream in another order."""
+    module, inputs = made("bert-sequence")
+    graph = trace(module, (), inputs, source="bert")
+    return relabel_state(
+        dict(module.state_dict()), graph, draw_maps(graph, torch.Generator().manual_seed(seed))
+    )
+
+
+@pytest.mark.parametrize("twin", [False, True])
+def test_a_post_norm_net_is_reduced_by_selection(twin, tmp_path):
+    own = dict(made("bert-sequence")[0].state_dict())
+    other = bert_twin() if twin else own
+    fused, report = joint("bert-sequence", tmp_path, other, own)
+    assert change("bert-sequence", own, fused) < 1e-4
+    assert [s.name for s in report.steps] == ["average", "joint"]
+    assert any("post-norm" in w and "units of the stream were chosen" in w for w in report.warnings)
+
+
+def test_two_post_norm_nets_fit_better_than_their_average(tmp_path):
+    torch.manual_seed(2)
+    a, b = (
+        {
+            n: t + 0.25 * torch.randn_like(t) if t.is_floating_point() else t
+            for n, t in made("bert-sequence", seed)[0].state_dict().items()
+        }
+        for seed in (0, 1)
+    )
+    fused, report = joint("bert-sequence", tmp_path, a, b)
+    average, joined = report.steps
+    assert joined.agreement > average.agreement
+    assert all(fused[n].shape == t.shape and fused[n].dtype == t.dtype for n, t in b.items())
+
+
+@pytest.mark.slow
+def test_narrow_and_wide_post_norm_nets(tmp_path):
+    import transformers
+
+    def net(width, heads, inner):
+        torch.manual_seed(width)
+        config = transformers.BertConfig(
+            vocab_size=19, hidden_size=width, num_hidden_layers=2, num_attention_heads=heads,
+            intermediate_size=inner, max_position_embeddings=32, pad_token_id=0,
+            architectures=["BertForSequenceClassification"],
+        )  # fmt: skip
+        module = transformers.BertForSequenceClassification(config).eval()
+        for tensor in module.parameters():
+            tensor.data += 0.2 * torch.randn_like(tensor)
+        module.save_pretrained(tmp_path / str(width))
+        return module
+
+    wide, narrow = net(32, 4, 24), net(16, 2, 10)
+    for anchor, module in ((0, wide), (1, narrow)):
+        fused, _ = otfuse_cli.merge(
+            wide.state_dict(),
+            narrow.state_dict(),
+            arch=f"hf:{tmp_path / str(module.config.hidden_size)}",
+            anchor=str(anchor),
+            samples=inputs_for("bert-sequence"),
+            blend="joint",
+            matcher="sweep",
+        )
+        module.load_state_dict(fused)
+
+
+def test_a_tied_post_norm_net_is_refused(tmp_path):
+    own = dict(made("bert-masked")[0].state_dict())
+    with pytest.raises(UsageError, match="tied") as error:
+        joint("bert-masked", tmp_path, own, own)
+    assert "--untie" in error.value.fix

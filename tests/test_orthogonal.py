@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 
 import pytest
@@ -16,6 +17,7 @@ from otfuse_cli.errors import UsageError
 from otfuse_cli.graph.model import LayerGraph
 from otfuse_cli.graph.streams import PostNorm, Stream, normed_stream
 from otfuse_cli.graph.trace import trace
+from otfuse_cli.network.relabel import draw_maps, relabel_state
 
 pytest.importorskip("transformers")
 NETS = ("vit", "gpt2-untied", "llama", "qwen2")
@@ -213,22 +215,28 @@ def test_the_librarys_own_class_loads_what_is_written(name, tmp_path):
     torch.testing.assert_close(found, logits(name, fused), rtol=1e-5, atol=1e-5)
 
 
-def test_a_post_norm_net_falls_back_to_permutations(tmp_path):
-    module, inputs = made("bert-sequence")
+@pytest.mark.parametrize("name", ["bert-sequence", "bert-masked"])
+def test_a_post_norm_net_falls_back_to_permutations(name, cli, tmp_path):
+    """Tied or not; the report and the standard error say so."""
+    module, inputs = made(name)
+    graph = trace(module, (), inputs, source="bert")
     with pytest.raises(PostNorm):
-        normed_stream(trace(module, (), inputs, source="bert"))
-    own = {n: t.clone() for n, t in module.state_dict().items()}
-    arch = folder("bert-sequence", tmp_path)
-    _, report = otfuse_cli.merge(own, own, arch=arch, residual="orthogonal")
-    assert any("post-norm" in w and "permuted" in w for w in report.warnings)
-
-
-def test_tied_embeddings_are_refused(tmp_path):
-    module, _ = made("gpt2")
+        normed_stream(graph)
     own = dict(module.state_dict())
-    with pytest.raises(UsageError, match="tied") as error:
-        otfuse_cli.merge(own, own, arch=folder("gpt2", tmp_path), residual="orthogonal")
-    assert "tie_word_embeddings=False" in error.value.fix
+    torch.save(own, tmp_path / "own.pt")
+    other = relabel_state(own, graph, draw_maps(graph, torch.Generator().manual_seed(3)))
+    torch.save(other, tmp_path / "twin.pt")
+    arch, out = folder(name, tmp_path), tmp_path / "fused.pt"
+    run = cli(
+        *("merge", tmp_path / "twin.pt", tmp_path / "own.pt", "-o", out, "--arch", arch),
+        *("--residual", "orthogonal"),
+    )
+    assert run.code == 0, run.err
+    assert "post-norm" in run.err
+    assert "units were permuted" in " ".join(run.err.split())
+    said = json.loads((tmp_path / "fused.report.json").read_text())["warnings"]
+    assert any("post-norm" in w and "units were permuted" in w for w in said)
+    assert change(name, own, torch.load(out)) < 1e-4
 
 
 @pytest.mark.parametrize(

@@ -450,6 +450,15 @@ OPTIONS: Mapping[str, Any] = {
             text="Let the units of a traced network's outputs move: headless backbones.",
         ),
     ],
+    "untie": Annotated[
+        bool,
+        _flag(
+            "--untie",
+            panel=INPUTS,
+            text="Give an output layer that is tied to the embedding a weight of its own: a copy, "
+            "which is then fused as an output layer.",
+        ),
+    ],
     "key": Annotated[
         str | None,
         _option(

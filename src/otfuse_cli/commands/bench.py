@@ -211,8 +211,15 @@ def _share(found: Tensor, wanted: Tensor) -> float:
     return float((found == wanted).double().mean())
 
 
-def seen_units(bench: Bench, samples: Samples, *, post: bool, seed: int) -> dict[int, Observed]:
-    """What the units of every model do on `samples`, by the model's index."""
+def seen_units(
+    bench: Bench,
+    samples: Samples,
+    *,
+    post: bool,
+    seed: int,
+    models: Sequence[Model] | None = None,
+) -> dict[int, Observed]:
+    """What the units of every model (or of these) do on `samples`, by the model's index."""
     return {
         model.index: observe(
             bench.programs[model.index],
@@ -223,7 +230,7 @@ def seen_units(bench: Bench, samples: Samples, *, post: bool, seed: int) -> dict
             post=post,
             seed=seed,
         )
-        for model in bench.parents.models
+        for model in models or bench.parents.models
         if model.index in bench.programs
     }
 

@@ -51,6 +51,7 @@ def curve(request: CurveRequest, *, progress: Progress = silent) -> Report:
                 request.arch,
                 runtime.device,
                 free_outputs=request.free_outputs,
+                untie=request.untie,
             )
         with watch("read"):
             bench = set_up(request, parents.known, request.arch, recipe.seed, runtime.device)
@@ -103,7 +104,7 @@ def curve(request: CurveRequest, *, progress: Progress = silent) -> Report:
             **_columns(curves),
             "loss barrier": {name: barrier(points) for name, points in curves.items()},
         },
-        warnings=(*report.warnings, *remarks(parents.known, scores)),
+        warnings=(*parents.warnings, *report.warnings, *remarks(parents.known, scores)),
         timings=dict(watch.seconds),
         peak_rss_bytes=peak_rss_bytes(),
     )
@@ -184,6 +185,7 @@ def _recipe(request: CurveRequest, recipe: Recipe, runtime: Runtime) -> dict[str
         "arch": request.arch,
         "paper": request.paper,
         "steps": request.steps,
+        "untie": request.untie,
         **measured_on(request),
         "device": runtime.device,
     }

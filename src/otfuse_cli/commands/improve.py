@@ -7,16 +7,25 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from ..align.alignment import Alignment
 from ..align.canonical import canonical
+from ..align.models import Model
 from ..align.recipe import Recipe
 from ..checkpoint.held import Held
 from ..errors import IncompatibleModels, UsageError
 from ..fuse.average import Aligned
 from ..fuse.fused import Fused
 from ..fuse.joint import choices, joined_value, union
+from ..fuse.joint_heads import add_heads
 from ..fuse.joint_stream import Part, reduce_streams
-from ..graph.model import LayerGraph
-from ..graph.streams import Stream, has_heads, normed_stream
+from ..graph.streams import (
+    PostNorm,
+    TiedOutput,
+    has_heads,
+    in_heads,
+    normed_stream,
+    require_untied,
+)
 from ..network.runnable import graph_at
 from ..report import RefitRecord, StepRecord
 from .bench import Bench, Tensors, seen_units
@@ -96,21 +105,15 @@ def clearly_more(one: Tensor, other: Tensor) -> bool:
     return bool(lead.sum() > lead.abs().sum().sqrt())
 
 
-def _stream(graph: LayerGraph) -> Stream:
-    """The stream that a joint basis is found for.
-
-    Raises:
-        UsageError: There is none.
-    """
-    try:
-        return normed_stream(graph)
-    except UsageError as error:
-        raise UsageError(
-            f"no joint fusion of these transformers: {error.what}",
-            where=error.where,
-            why=error.why,
-            fix="use --blend average",
-        ) from error
+def _no_joint(error: UsageError) -> UsageError:
+    """Why there is no joint fusion of some transformers."""
+    fix = error.fix or "use --residual shared"
+    return UsageError(
+        f"no joint fusion of these transformers: {error.what}",
+        where=error.where,
+        why=error.why,
+        fix=fix.replace("--residual shared", "--blend average"),
+    )
 
 
 _Fitted = tuple[Tensors, tuple[RefitRecord, ...], tuple[str, ...]]
@@ -165,43 +168,77 @@ class _Work:
                 where="--skip, --only",
                 fix="use --blend average",
             )
-        if has_heads(bench.parents.anchor.graph):
-            return self._joint_stream(bench)
-        parents = bench.parents
-        # An anchor of weight 0 gives its shape and nothing else.
-        order = [parents.anchor, *(a.model for a in self.fused.sources)]
-        order = [m for m in order if bench.weights[m.index] > 0]
-        weights = [bench.weights[m.index] for m in order]
-        seen = seen_units(bench, bench.samples, post=True, seed=self.recipe.seed)
-        chosen = choices(parents.anchor.graph, [seen[m.index] for m in order], weights)
-        parts = list(zip(order, chosen, weights, strict=True))
+        graph = bench.parents.anchor.graph
+        if not has_heads(graph):
+            return self._joint_units(bench, self._counted(bench))
+        try:
+            normed_stream(graph)
+        except PostNorm as error:
+            return self._joint_post_norm(bench, error)
+        except UsageError as error:
+            raise _no_joint(error) from error
+        return self._joint_stream(bench)
+
+    def _counted(self, bench: Bench) -> list[Model]:
+        """Models with a share, the anchor first: without one it gives its shape and nothing else.
+
+        Where there are heads, widths alone don't tell how many: the graph is the model's own.
+        """
+        anchor = bench.parents.anchor
+        found = []
+        for model in (anchor, *(a.model for a in self.fused.sources)):
+            if bench.weights[model.index] <= 0:
+                continue
+            if has_heads(anchor.graph) and model.graph.sizes != anchor.graph.sizes:
+                graph = graph_at(bench.parents.known, bench.tensors[model.index])
+                model = replace(model, graph=graph)
+            found.append(model)
+        return found
+
+    def _joint_units(self, bench: Bench, models: Sequence[Model]) -> _Fitted:
+        """Units of all parents one by one; heads as wholes."""
+        anchor, device = bench.parents.anchor, bench.runtime.device
+        weights = [bench.weights[m.index] for m in models]
+        seen = seen_units(bench, bench.samples, post=True, seed=self.recipe.seed, models=models)
+        graph, observed = anchor.graph, [seen[m.index] for m in models]
+        chosen = choices(graph, observed, weights, without=in_heads(graph))
+        runs = [
+            bench.run_parent(m, w, maps) for m, maps, w in zip(models, chosen, weights, strict=True)
+        ]
+        read: Mapping[str, Tensor] = {}
+        if has_heads(graph):
+            runs, read = add_heads(graph, runs, bench.samples, device=device)
+        parts = [
+            (m, r.alignment or Alignment({}), r.weight) for m, r in zip(models, runs, strict=True)
+        ]
         tensors = {
-            name: union(name, parents.anchor, parts).to(bench.runtime.device)
-            for name in parents.anchor.checkpoint.infos
+            name: read[name] if name in read else union(name, anchor, parts).to(device)
+            for name in anchor.checkpoint.infos
         }
-        fitted, remarks = bench.refit(
-            [bench.run_parent(m, w, maps) for m, maps, w in parts],
-            tensors,
-            self.options.ridge,
-            aim=joined_value,
-        )
+        fitted, remarks = bench.refit(runs, tensors, self.options.ridge, aim=joined_value)
         return tensors, fitted, remarks
 
+    def _joint_post_norm(self, bench: Bench, error: PostNorm) -> _Fitted:
+        """Transformers whose stream has axes of its own: its units are chosen, not directions."""
+        try:
+            require_untied(bench.parents.anchor.graph)
+            tensors, fitted, remarks = self._joint_units(bench, self._counted(bench))
+        except UsageError as refused:
+            raise _no_joint(refused) from refused
+        said = f"--blend joint: {error.what} at {error.where}: units of the stream were chosen"
+        return tensors, fitted, (said, *remarks)
+
     def _joint_stream(self, bench: Bench) -> _Fitted:
-        """The same for transformers: parents in canonical form, a joint basis for the stream."""
+        """Pre-norm transformers: parents in canonical form, a joint basis for the stream."""
         anchor = bench.parents.anchor
-        order = [anchor, *(a.model for a in self.fused.sources)]
         parts = []
-        for model in (m for m in order if bench.weights[m.index] > 0):
-            graph = model.graph
-            if graph.sizes != anchor.graph.sizes:
-                graph = graph_at(bench.parents.known, bench.tensors[model.index])
-            stream = _stream(graph)
-            settled = canonical(bench.tensors[model.index], graph, stream)
-            held = replace(model, graph=graph, checkpoint=Held(model.checkpoint, settled))
+        for model in self._counted(bench):
+            own = normed_stream(model.graph)
+            settled = canonical(bench.tensors[model.index], model.graph, own)
+            held = replace(model, checkpoint=Held(model.checkpoint, settled))
             tensors = {n: t.float() if t.is_floating_point() else t for n, t in settled.items()}
             run = replace(bench.run_parent(held, bench.weights[model.index]), tensors=tensors)
-            parts.append(Part(held, stream, run))
+            parts.append(Part(held, own, run))
         ridge, device = self.options.ridge, bench.runtime.device
         reduced = reduce_streams(anchor, parts, bench.samples, ridge, device=device)
         fitted, remarks = bench.refit(
@@ -221,7 +258,8 @@ class _Work:
         try:
             joint = self.joint(some)[0]
         except (IncompatibleModels, UsageError) as error:
-            return "average", [], (f"--blend joint was not tried: {error.what}",)
+            way = f" ({error.fix})" if isinstance(error.__cause__, TiedOutput) else ""
+            return "average", [], (f"--blend joint was not tried: {error.what}{way}",)
         average = self.refit(some)[0]
         better = clearly_more(held.agreeing(joint), held.agreeing(average))
         steps = [

@@ -93,6 +93,7 @@ def _assemble(
         free_outputs=options.free_outputs,
         strict=options.strict,
         vocab=options.vocab,
+        untie=isinstance(options, MergeRequest) and options.untie,
     )
 
 
@@ -413,6 +414,7 @@ def _recipe(plan: Plan, recipe: Recipe, runtime: Runtime) -> dict[str, Any]:
         **_inputs_recipe(plan.options),
         "strict": plan.options.strict,
         "vocab": plan.options.vocab,
+        **({"untie": plan.options.untie} if isinstance(plan.options, MergeRequest) else {}),
         "weight_rules": [{"pattern": p, "weights": list(w)} for p, w in plan.rules],
         "skip": list(plan.target.skip),
         "only": list(plan.target.only),

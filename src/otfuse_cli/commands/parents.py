@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -13,11 +14,12 @@ from ..align.passes import medoid
 from ..align.recipe import Recipe
 from ..checkpoint.config import read_config
 from ..checkpoint.open import Checkpoint, open_checkpoint
+from ..checkpoint.untied import Split, Untied
 from ..errors import IncompatibleModels, UsageError
 from ..graph.axes import axis_units
 from ..graph.model import LayerGraph
-from ..graph.sizes import resize
-from ..network.architecture import Architecture, architecture
+from ..graph.sizes import few, resize
+from ..network.architecture import Architecture, architecture, output_ties
 from ..report import AxisRecord, GraphRecord, Pinned, TensorRecord
 from ..runtime import Runtime
 from .reconcile import reconcile
@@ -52,7 +54,7 @@ class Parents:
     stored_like: Checkpoint | None = None
     store: Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]] | None = None
     weights: tuple[float, ...] | None = None
-    config: Mapping[str, int] | None = None
+    config: Mapping[str, Any] | None = None
 
     def stored(self, name: str, tensor: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """What is written for one fused tensor of the anchor."""
@@ -86,7 +88,12 @@ def _is_path(source: Source) -> bool:
 
 
 def find_architecture(
-    checkpoints: Sequence[Checkpoint], anchor_index: int, arch: str, *, free_outputs: bool = False
+    checkpoints: Sequence[Checkpoint],
+    anchor_index: int,
+    arch: str,
+    *,
+    free_outputs: bool = False,
+    untied: bool = False,
 ) -> Architecture:
     """The anchor's layer graph.
 
@@ -101,6 +108,7 @@ def find_architecture(
         config=read_config(anchor.path),
         label=anchor.label,
         free_outputs=free_outputs,
+        untied=untied,
     )
 
 
@@ -113,15 +121,40 @@ def assemble(
     free_outputs: bool = False,
     strict: bool = True,
     vocab: str = "refuse",
+    untie: bool = False,
 ) -> Parents:
-    """Find the anchor's layer graph and fit it to the others.
+    """Find the anchor's layer graph and fit it to the others; on request, untied.
 
     Raises:
         IncompatibleModels: No graph, or models that differ in more than widths and in more than
             `strict` and `vocab` allow.
+        UsageError: An output layer that can't be untied.
     """
-    known = find_architecture(checkpoints, anchor_index, arch, free_outputs=free_outputs)
-    return fit(known, checkpoints, anchor_index, device, strict=strict, vocab=vocab)
+    splits: tuple[Split, ...] = ()
+    if untie:
+        anchor = checkpoints[anchor_index]
+        config, shapes = read_config(anchor.path), shapes_of(anchor)
+        splits = output_ties(
+            arch, shapes, aliases=anchor.aliases, config=config, label=anchor.label
+        )
+        if splits:
+            checkpoints = [Untied(c, splits) for c in checkpoints]
+    known = find_architecture(
+        checkpoints, anchor_index, arch, free_outputs=free_outputs, untied=bool(splits)
+    )
+    parents = fit(known, checkpoints, anchor_index, device, strict=strict, vocab=vocab)
+    return _told(parents, splits) if untie else parents
+
+
+def _told(parents: Parents, splits: Sequence[Split]) -> Parents:
+    """What `--untie` means for whoever loads the output."""
+    if not splits:
+        return replace(parents, warnings=(*parents.warnings, "--untie: nothing is tied"))
+    names = [kept[0] for split in splits for kept in split[1:]]
+    own = "a tensor of its own" if len(names) == 1 else "tensors of their own"
+    warning = f"--untie: {few(names)} got {own}: build the network with tie_word_embeddings=False"
+    config = {**(parents.config or {}), "tie_word_embeddings": False}
+    return replace(parents, warnings=(*parents.warnings, warning), config=config)
 
 
 def fit(

@@ -196,6 +196,7 @@ class MergeRequest(ImproveOptions, AverageOptions):
     checkpoints: tuple[Source, ...]
     weights: tuple[float, ...] | Mapping[str, Sequence[float]] | None = None
     anchor: str = "last"
+    untie: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,6 +308,7 @@ class CurveRequest(MeasureOptions, FusionOptions):
 
     checkpoints: tuple[Source, ...]
     steps: int = 11
+    untie: bool = False
     plot: Path | None = None
     overwrite: bool = False
 

@@ -9,13 +9,12 @@ compute there (notes/transformers.md section 3).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..align.alignment import Alignment
-from ..align.apply import transport
 from ..align.models import Model
 from ..errors import UsageError
 from ..graph.fits import Fit, Layer, fits, layers
@@ -25,6 +24,7 @@ from ..network.samples import Samples
 from ..transport.choice import Choice
 from ..transport.maps import Map
 from .joint import union
+from .joint_heads import read_through, require_alike, split_choice
 from .lockstep import Parent
 from .positions import Positions, read_out
 from .refit import Stress
@@ -99,21 +99,7 @@ class _Reduction:
         self.counts = read_out(positions, fits(program)[0], self.last)
         # Of heads by output weight, of units by space: what reads which of all parents' units.
         self.reads: dict[str, list[Tensor]] = {}
-        self._require_alike()
-
-    def _require_alike(self) -> None:
-        for mine, *others in zip(*(p.stream.attentions for p in self.parts), strict=True):
-            for other in others:
-                for one, two in zip(
-                    (*mine.queries, mine.values), (*other.queries, other.values), strict=True
-                ):
-                    if one.weight.sizes[1:] != two.weight.sizes[1:]:
-                        raise UsageError(
-                            "heads of different widths can't be chosen among",
-                            where=f"{one.weight.tensor}: {one.weight.sizes[1:]} and "
-                            f"{two.weight.sizes[1:]}",
-                            fix="use --blend average",
-                        )
+        require_alike([p.stream.attentions for p in parts])
 
     def alignments(self) -> tuple[Alignment, ...]:
         readers = dict.fromkeys(self.layers[f.weight].input for f in self.stream.readers)
@@ -189,14 +175,13 @@ class _Reduction:
         inside = places[list(chosen)].flatten().to(covariance.device)
         widths = [c * places.shape[1] for c in counts]
         self.reads[weight] = list(torch.split_with_sizes(read_from(covariance, inside), widths))
-        return [(space, c) for c in _choices(torch.tensor(chosen), counts, None)]
+        return [(space, c) for c in split_choice(torch.tensor(chosen), counts, None)]
 
     def _units(self, space: str, weight: str, covariance: Tensor) -> list[tuple[str, Choice]]:
         counts = [p.model.graph.spaces[space].size for p in self.parts]
         chosen_M = choose_units(covariance, self._write(weight), self.graph.spaces[space].size)
-        return [
-            (space, c) for c in _choices(chosen_M.cpu(), counts, reconstruct(covariance, chosen_M))
-        ]
+        read_UM = reconstruct(covariance, chosen_M)
+        return [(space, c) for c in split_choice(chosen_M.cpu(), counts, read_UM)]
 
     def tensor(self, name: str, alignments: Sequence[Alignment]) -> Tensor:
         """One tensor of the union, reduced."""
@@ -210,25 +195,10 @@ class _Reduction:
                 (p.model, a, w) for p, a, w in zip(self.parts, alignments, shares, strict=True)
             ]
             return union(name, self.anchor, parts).float() if own.is_floating_point() else own
-        dim = next(a.output.dim for a in self.stream.attentions if a.output.tensor == name)
-        total: Tensor | None = None
-        for part, basis, read in zip(self.parts, self.bases, self.reads[name], strict=True):
-            turned = Alignment({self.stream.space: basis})
-            moved = transport(part.model.read(name).double(), name, part.model.graph, turned)
-            term = torch.tensordot(moved, read.to(moved), dims=([dim], [0])).movedim(-1, dim)
-            total = term if total is None else total + term
-        assert total is not None
-        return total.float()
-
-
-def _choices(chosen_M: Tensor, counts: Sequence[int], read_UM: Tensor | None) -> list[Choice]:
-    """What each parent has of a choice among the units of all."""
-    found, start = [], 0
-    for count in counts:
-        own_M = (chosen_M >= start) & (chosen_M < start + count)
-        read_NM = (
-            torch.zeros(count, len(chosen_M)) if read_UM is None else read_UM[start : start + count]
-        )
-        found.append(Choice((chosen_M - start).clamp(0, count - 1), own_M, read_NM))
-        start += count
-    return found
+        at = next(i for i, a in enumerate(self.stream.attentions) if a.output.tensor == name)
+        attentions = [p.stream.attentions[at] for p in self.parts]
+        parents = [
+            replace(p.run, alignment=Alignment({self.stream.space: basis}))
+            for p, basis in zip(self.parts, self.bases, strict=True)
+        ]
+        return read_through(attentions, parents, self.reads[name])

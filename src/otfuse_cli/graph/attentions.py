@@ -43,6 +43,17 @@ class Attention:
     turns: bool
 
 
+def attentions(graph: LayerGraph) -> tuple[Attention, ...]:
+    """Every attention layer, in execution order.
+
+    Raises:
+        UsageError: One of an unknown kind.
+    """
+    heads = {space.per for space in graph.free()} - {None}
+    tops = [s for s in graph.free() if s.id in heads and s.per is None]
+    return tuple(attention(graph, s.id) for s in sorted(tops, key=lambda s: s.order))
+
+
 def attention(graph: LayerGraph, heads: str) -> Attention:
     """The attention layer whose heads are the units of `heads`.
 

@@ -67,7 +67,13 @@ def bind(
     warnings = (how_to_give(spec, held, unknown),) if held else ()
     reasons = {**_pinned(spec, covers, present), **held}
     graph = _assemble(spec, shapes, covers, nodes, sizes, families, aliases, reasons, where)
-    return replace(graph, warnings=(*warnings, *graph.warnings))
+    tensors = {
+        name: replace(tensor, stands_for=tuple(n for n in ties[name] if n not in tensor.aliases))
+        if name in ties
+        else tensor
+        for name, tensor in graph.tensors.items()
+    }
+    return replace(graph, tensors=tensors, warnings=(*warnings, *graph.warnings))
 
 
 def first_unproven(graph: LayerGraph) -> str | None:

@@ -66,12 +66,16 @@ class TensorAxis:
 
 @dataclass(frozen=True)
 class GraphTensor:
-    """A tensor of the checkpoint: name, shape, one `TensorAxis` per dimension, tied names."""
+    """A tensor of the checkpoint: name, shape, one `TensorAxis` per dimension, tied names.
+
+    `stands_for`: names of tensors that the file leaves out, since this one is used in their place.
+    """
 
     name: str
     shape: tuple[int, ...]
     axes: tuple[TensorAxis, ...]
     aliases: tuple[str, ...] = ()
+    stands_for: tuple[str, ...] = ()
 
     def dims(self, space: str, role: Role | None = None) -> tuple[int, ...]:
         """Dimensions whose expression names `space` (in `role`, when given)."""

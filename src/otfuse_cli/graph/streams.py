@@ -7,10 +7,11 @@ found here is read off the data flow of a traced graph. Names and sizes; no numb
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import UsageError
-from .attentions import Attention, attention, refusal
+from .attentions import Attention, attentions, refusal
 from .axes import Unit, axis_units
 from .model import LayerGraph, Op, OpKind, Role
 
@@ -21,6 +22,10 @@ _MATRICES = (OpKind.LINEAR, OpKind.CONV)
 
 class PostNorm(UsageError):
     """A norm stands on the stream itself: its units keep their axes, only permutations remain."""
+
+
+class TiedOutput(UsageError):
+    """One tensor writes to the stream and, as the output layer, reads it."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,7 @@ def normed_stream(graph: LayerGraph) -> Stream:
 
     Raises:
         PostNorm: Norms stand on the stream itself.
+        TiedOutput: The output layer is tied to the embedding.
         UsageError: There is no such stream, or something on it works unit by unit.
     """
     norms = {
@@ -102,7 +108,8 @@ def normed_stream(graph: LayerGraph) -> Stream:
         raise refusal(f"the residual stream can't move ({pinned})", space)
     if len({op.detail for op in norms.values()}) > 1:
         raise refusal("LayerNorm and RMSNorm on one stream", space)
-    _require_untied(graph, space)
+    _require_pre_norm(graph, space, norms)
+    require_untied(graph)
     return _Search(graph, space, norms).stream()
 
 
@@ -111,16 +118,43 @@ def has_heads(graph: LayerGraph) -> bool:
     return any(space.per is not None for space in graph.free())
 
 
-def _require_untied(graph: LayerGraph, space: str) -> None:
-    for name, dim in graph.members[space]:
-        roles = graph.tensors[name].axes[dim].roles
-        if {Role.CONSUME, Role.PRODUCE} <= roles:
-            raise refusal(
+def in_heads(graph: LayerGraph) -> frozenset[str]:
+    """Spaces of heads and of what lies inside them."""
+    inside = {s.id: s.per for s in graph.free() if s.per is not None}
+    return frozenset(inside) | frozenset(inside.values())
+
+
+def require_untied(graph: LayerGraph) -> None:
+    """Refuse a tensor that makes units as an embedding and reads them as the output layer.
+
+    Raises:
+        TiedOutput: There is one.
+    """
+    looked_up = {n for op in graph.ops if op.detail == "embedding" for n in op.tensors.values()}
+    for tensor in graph.tensors.values():
+        both = any({Role.CONSUME, Role.PRODUCE} <= axis.roles for axis in tensor.axes)
+        if both and tensor.name in looked_up:
+            way = "add --untie, which gives the output layer a weight of its own"
+            if not tensor.aliases:
+                way = "give the network an output layer with a weight of its own"
+            raise TiedOutput(
                 "the embedding is tied to the output layer",
-                name,
-                why="the gain of the last norm goes into the output layer, not into the embedding",
-                fix="save the models with tie_word_embeddings=False and a copy of the embedding as "
-                "the output layer, or use --residual shared",
+                where=tensor.name,
+                why="what becomes of the output layer must not become of the embedding",
+                fix=f"{way}, or use --residual shared",
+            )
+
+
+def _require_pre_norm(graph: LayerGraph, space: str, norms: Mapping[int, Op]) -> None:
+    for op in graph.ops:
+        if op.kind is not OpKind.ADD or op.writes is None or space not in axis_units(op.writes):
+            continue
+        if any(i in norms for made in op.inputs for i in made):
+            raise PostNorm(
+                "a norm stands on the stream itself (post-norm)",
+                where=op.name,
+                why="what it writes is added to: its gain gives every unit its own axis",
+                fix="use --residual shared",
             )
 
 
@@ -137,15 +171,13 @@ class _Search:
             self._look(at, op)
         sites = tuple(self._site(at, op) for at, op in self.norms.items())
         heads = {s.per for s in self.graph.free() if s.per is not None}
-        tops = [h for h in heads if h is not None and self.graph.spaces[h].per is None]
-        tops.sort(key=lambda h: self.graph.spaces[h].order)
         return Stream(
             self.space,
             next(iter(self.norms.values())).detail == "layer",
             sites,
             tuple(self.writers),
             self._vectors(),
-            tuple(attention(self.graph, h) for h in tops),
+            attentions(self.graph),
             tuple(
                 s.id
                 for s in self.graph.free()
@@ -169,13 +201,6 @@ class _Search:
                 self.writers.append(face)
             return
         if op.kind is OpKind.ADD:
-            if any(i in self.norms for made in op.inputs for i in made):
-                raise PostNorm(
-                    "a norm stands on the stream itself (post-norm)",
-                    where=op.name,
-                    why="what it writes is added to: its gain gives every unit its own axis",
-                    fix="use --residual shared",
-                )
             return
         if op.detail not in _ALIKE:
             raise refusal(f"{op.detail or op.kind} works on each unit of the stream", op.name)

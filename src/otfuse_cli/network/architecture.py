@@ -10,14 +10,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..checkpoint.untied import Split
 from ..errors import IncompatibleModels, UsageError
 from ..graph.covers import Shapes
-from ..graph.model import LayerGraph
+from ..graph.model import LayerGraph, Role
 from ..graph.recognise import layer_graph
 from ..graph.sizes import few, only_in
 from .factory import Network, build, names_a_module, saved_names
 from .mlp import mlp_network
 from .program import load_program
+from .untie import output_splits
 
 _RELU_ASSUMED = (
     "run as linear layers with ReLU between them, as the names suggest; --arch mlp confirms it"
@@ -48,7 +50,7 @@ def real_network(known: Architecture) -> Network | None:
     network = known.network
     if network is None or not any(t.is_meta for t in network.module.state_dict().values()):
         return network
-    return build(network.source, device="cpu")
+    return network.again()
 
 
 def require_network(known: Architecture, arch: str, why: str) -> Network:
@@ -92,6 +94,7 @@ def architecture(
     config: Mapping[str, Any] | None = None,
     label: str = "the checkpoint",
     free_outputs: bool = False,
+    untied: bool = False,
 ) -> Architecture:
     """The layer graph that `--arch` says, and the network to run, if it says that too.
 
@@ -103,6 +106,7 @@ def architecture(
         config: What the config.json beside the checkpoint says.
         label: What messages call the checkpoint.
         free_outputs: Leave the units of a traced network's outputs free.
+        untied: Give the output layer of a network a weight of its own (see `untie`).
 
     Raises:
         OtfuseError: See `graph.recognise`, `graph.trace`, `network.factory`, `network.program`.
@@ -110,7 +114,7 @@ def architecture(
     if arch.endswith(".pt2"):
         return _from_program(arch, shapes, aliases or {}, label, free_outputs)
     if names_a_module(arch):
-        return _from_factory(arch, shapes, aliases or {}, label, free_outputs)
+        return _from_factory(arch, shapes, aliases or {}, label, free_outputs, untied)
     if free_outputs:
         raise UsageError(
             "--free-outputs needs a network to trace",
@@ -125,15 +129,63 @@ def architecture(
     return Architecture(graph, network, {n: n for n in shapes}, None if said else _RELU_ASSUMED)
 
 
+def output_ties(
+    arch: str,
+    shapes: Shapes,
+    *,
+    aliases: Aliases | None = None,
+    config: Mapping[str, Any] | None = None,
+    label: str = "the checkpoint",
+) -> tuple[Split, ...]:
+    """Tensors that the output layer shares with an embedding, in the checkpoint's names.
+
+    Arguments are those of `architecture`.
+
+    Raises:
+        UsageError: A saved program.
+    """
+    if names_a_module(arch):
+        try:
+            module = build(arch, device="meta").module
+        except IncompatibleModels:
+            module = build(arch, device="cpu").module
+        names = checkpoint_names(module, shapes, aliases or {})
+        splits = output_splits(module)
+        return tuple(tuple(tuple(names[n] for n in kept) for kept in split) for split in splits)
+    if arch.endswith(".pt2"):
+        raise UsageError(
+            "a saved program can't be untied",
+            where=f"--untie, --arch {arch}",
+            why="which tensors it shares is part of it",
+            fix="give a factory (file.py:factory), or export the network untied",
+        )
+    graph = architecture(arch, shapes, aliases=aliases, config=config, label=label).graph
+    return _named_splits(graph)
+
+
+def _named_splits(graph: LayerGraph) -> tuple[Split, ...]:
+    """Tensors that make units and read them, and what else their layers share."""
+    many = {n: (n, *t.aliases, *t.stands_for) for n, t in graph.tensors.items()}
+    tied = {n: names for n, names in many.items() if len(names) > 1}
+    both = [
+        n
+        for n in tied
+        if any({Role.CONSUME, Role.PRODUCE} <= axis.roles for axis in graph.tensors[n].axes)
+    ]
+    layers = {other.rpartition(".")[0] for n in both for other in tied[n]}
+    more = [n for n in tied if any(other.rpartition(".")[0] in layers for other in tied[n])]
+    return tuple(tuple((other,) for other in tied[n]) for n in more)
+
+
 def _from_factory(
-    arch: str, shapes: Shapes, aliases: Aliases, label: str, free_outputs: bool
+    arch: str, shapes: Shapes, aliases: Aliases, label: str, free_outputs: bool, untied: bool
 ) -> Architecture:
     """Trace on the meta device, where a model of any size has no weights; else on the CPU."""
     from ..graph.trace import trace
 
     for device in ("meta", "cpu"):
         try:
-            network = build(arch, device=device)
+            network = build(arch, device=device, untied=untied)
             names = _names(network.module, shapes, aliases, label, arch)
             graph = trace(
                 network.module,
@@ -180,12 +232,7 @@ def _names(
         IncompatibleModels: A tensor of the checkpoint that the module lacks, or the reverse.
     """
     state = module.state_dict(keep_vars=True)
-    known = {*shapes, *(other for names in aliases.values() for other in names)}
-    saved = saved_names(module) if state.keys() - known else {}
-    saved = {name: saved.get(name, name) for name in state}
-    prefix = _prefix(set(saved.values()), known)
-    found = {name: ours.removeprefix(prefix[0]) for name, ours in saved.items()}
-    found = {name: prefix[1] + ours for name, ours in found.items()}
+    found = checkpoint_names(module, shapes, aliases)
     tied: dict[int, list[str]] = {}
     for name, tensor in state.items():
         tied.setdefault(id(tensor), []).append(name)
@@ -211,6 +258,17 @@ def _names(
             fix="build the module that the checkpoint was saved from",
         )
     return {name: ours for name, ours in found.items() if ours in shapes or name != ours}
+
+
+def checkpoint_names(module: nn.Module, shapes: Shapes, aliases: Aliases) -> dict[str, str]:
+    """What the checkpoint calls, or would call, each of the module's tensors."""
+    state = module.state_dict(keep_vars=True)
+    known = {*shapes, *(other for names in aliases.values() for other in names)}
+    saved = saved_names(module) if state.keys() - known else {}
+    saved = {name: saved.get(name, name) for name in state}
+    prefix = _prefix(set(saved.values()), known)
+    found = {name: ours.removeprefix(prefix[0]) for name, ours in saved.items()}
+    return {name: prefix[1] + ours for name, ours in found.items()}
 
 
 def _prefix(module: set[str], checkpoint: set[str]) -> tuple[str, str]:

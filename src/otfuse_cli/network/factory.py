@@ -13,6 +13,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,18 +22,24 @@ import torch
 from torch import nn
 
 from ..errors import IncompatibleModels, UnreadableInput, UsageError
+from .untie import output_splits, untie
 
 Factory = Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Network:
-    """A module and what to call it with. `factory` builds it again, on any device."""
+    """A module and what to call it with; `untied`: its output layer has a weight of its own."""
 
     source: str
     module: nn.Module
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    untied: bool = False
+
+    def again(self) -> Network:
+        """Built again, on the CPU."""
+        return build(self.source, device="cpu", untied=self.untied)
 
 
 def names_a_module(arch: str) -> bool:
@@ -52,15 +59,20 @@ def factory_arguments(arch: str) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
-def build(arch: str, *, device: str) -> Network:
+def build(arch: str, *, device: str, untied: bool = False) -> Network:
     """Build the module that `arch` names, in eval mode, on `device` (`meta` holds no weights).
+
+    `untied`: with an output layer that shares nothing with an embedding.
 
     Raises:
         UnreadableInput: No such file, folder or module.
         UsageError: The file has no such factory, or an optional package is missing.
         IncompatibleModels: The factory failed, or returned no module.
     """
+    place, _, name = arch.partition(":")
     factory = find_callable(arch)
+    if untied and place == "hf":
+        factory = partial(_hugging_face, Path(name), untied=True)
     where = f"--arch {arch}"
     try:
         with torch.device(device):
@@ -83,8 +95,10 @@ def build(arch: str, *, device: str) -> Network:
             fix="return a torch.nn.Module, or a module and example inputs",
         )
     module.eval()
+    if untied:
+        untie(module)
     args, kwargs = _inputs(module, inputs, where, device)
-    return Network(arch, module, args, kwargs)
+    return Network(arch, module, args, kwargs, untied)
 
 
 def find_callable(spec: str, *, option: str = "--arch") -> Factory:
@@ -181,17 +195,32 @@ def _not_importable(where: str, error: Exception) -> UnreadableInput:
     )
 
 
-def _hugging_face(folder: Path) -> Any:
-    """The class that a folder's config.json names, without its weights."""
+def _hugging_face(folder: Path, *, untied: bool = False) -> Any:
+    """The class that a folder's config.json names, without its weights.
+
+    Raises:
+        UsageError: It is to be untied, and its class ties it whatever the config says: what is
+            written would not be what is loaded.
+    """
     transformers = _package("transformers", "transformers")
     if not (folder / "config.json").is_file():
         raise UnreadableInput(
             "not a model folder", where=f"--arch hf:{folder}", why="it has no config.json"
         )
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    if untied:
+        config.tie_word_embeddings = False
     names = getattr(config, "architectures", None) or []
     kind = getattr(transformers, names[0], None) if names else None
-    return kind(config) if kind is not None else transformers.AutoModel.from_config(config)
+    made = kind(config) if kind is not None else transformers.AutoModel.from_config(config)
+    if untied and output_splits(made):
+        raise UsageError(
+            "the output layer can't be untied",
+            where=f"--untie, {folder}",
+            why=f"{type(made).__name__} ties it, whatever tie_word_embeddings says",
+            fix="leave out --untie, and use --residual shared",
+        )
+    return made
 
 
 def saved_names(module: nn.Module) -> dict[str, str]:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..errors import UsageError
 from ..graph.manners import eval_mode, no_fast_path
 from ..graph.trace import without_cache
-from .factory import Network, build
+from .factory import Network
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def callable_form(network: Network) -> Network:
     try:
         example_call(network)
     except Exception:  # noqa: BLE001 - a forward that looks at values, whatever it raises
-        return build(network.source, device="cpu")
+        return network.again()
     return network
 
 
