@@ -1,4 +1,4 @@
-"""Train a ViT like those of the CIFAR-10 pair, but narrower, for `streams.py --wide`.
+"""Train a ViT like those of the CIFAR-10 pair, but narrower, for `joint.py wide`.
 
     python examples/train_vit.py OUT.safetensors [--hidden 96] [--epochs 4] [--seed 2]
 

@@ -76,7 +76,7 @@ def columns(kind: Kind, numbers: Sequence[int]) -> Iterator[tuple[str, dict[str,
 
 
 def row(
-    names: Sequence[str], numbers: Sequence[int], seeds: Sequence[int], matcher: str
+    names: Sequence[str], numbers: Sequence[int], seeds: Sequence[int], more: dict[str, str]
 ) -> dict[str, str]:
     """A line of the table, by column."""
     parents = [read(name) for name in names]
@@ -86,10 +86,12 @@ def row(
         "parents": ", ".join(f"{kind.accuracy(p):.2f}" for p in parents),
     }
     for column, options in columns(kind, numbers):
-        # The published method has its own matcher.
-        more = {} if options.get("paper") else {"matcher": matcher}
+        # The published method has its own matcher; without inputs there is nothing to blend.
+        own = {} if options.get("paper") else dict(more)
+        if "arch" not in options:
+            own.pop("blend", None)
         found = [
-            kind.accuracy(otfuse_cli.merge(*parents, seed=seed, **options, **more)[0])
+            kind.accuracy(otfuse_cli.merge(*parents, seed=seed, **options, **own)[0])
             for seed in seeds
         ]
         cells[column] = f"{mean(found):.2f} ± {pstdev(found):.2f}"
@@ -102,6 +104,7 @@ def main() -> None:
     parser.add_argument("--numbers", default="200,2000", help="of real inputs (%(default)s)")
     parser.add_argument("--seeds", default="0,1,2,3,4", help="of the inputs (%(default)s)")
     parser.add_argument("--matcher", default="auto", help="as of otfuse merge (%(default)s)")
+    parser.add_argument("--blend", default="average", help="as of otfuse merge (%(default)s)")
     given = parser.parse_args()
     if len(given.checkpoints) % 2:
         parser.error("checkpoints come in pairs")
@@ -109,7 +112,7 @@ def main() -> None:
     numbers, seeds = ([int(n) for n in text.split(",")] for text in (given.numbers, given.seeds))
     pairs = list(zip(given.checkpoints[::2], given.checkpoints[1::2], strict=True))
     for at, pair in enumerate(pairs):
-        cells = row(pair, numbers, seeds, given.matcher)
+        cells = row(pair, numbers, seeds, {"matcher": given.matcher, "blend": given.blend})
         if not at:
             print(f"| {' | '.join(cells)} |\n" + "|---" * len(cells) + "|")
         print(f"| {' | '.join(cells.values())} |", flush=True)
