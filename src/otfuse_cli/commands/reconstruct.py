@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..align.models import Model
+from ..errors import IncompatibleModels
 from ..fuse.joint import joined_value
 from ..fuse.selection import Selection
 from ..network.architecture import Architecture
@@ -67,14 +68,18 @@ def reconstruct(
         # Any units will do to see how the network runs at these widths.
         cut = compacted(Masked(model.checkpoint, {}, model.checkpoint), model, sizes)
         small = Model(1, cut.checkpoint, cut.graph, runtime.device)
-        bench = open_bench(
-            Parents((model, small), 1, known, small),
-            options,
-            options.recipe(),
-            Selection((1.0, 0.0)),
-            runtime,
-            instead="use another --criterion",
-        )
+        parents = Parents((model, small), 1, known, small)
+        try:
+            bench = open_bench(
+                parents,
+                options,
+                options.recipe(),
+                Selection((1.0, 0.0)),
+                runtime,
+                instead="use another --criterion",
+            )
+        except IncompatibleModels as error:
+            raise _not_at_these_widths(error) from error
     assert bench is not None
     with watch("refit"):
         reduced = reduce(
@@ -96,5 +101,19 @@ def reconstruct(
         )
         steps.append(bench.step("reconstruct", reduced.tensors))
     return Reconstructed(
-        reduced.tensors, tuple(steps), refits, (*bench.warnings, *remarks), bench.driven
+        reduced.tensors,
+        tuple(steps),
+        refits,
+        (*bench.warnings, *reduced.remarks, *remarks),
+        bench.driven,
+    )
+
+
+def _not_at_these_widths(error: IncompatibleModels) -> IncompatibleModels:
+    return IncompatibleModels(
+        f"the network can't be run at its new widths: {error.what}",
+        where=error.where,
+        why=error.why,
+        fix="leave whole (--layer NAME=0, or --only) what its code fixes, or use another "
+        "--criterion",
     )

@@ -102,6 +102,8 @@ def with_tensors(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
                 table[name] = owned[id(tensor)]
         if isinstance(child, nn.LayerNorm) and isinstance(child.weight, Tensor):
             child.normalized_shape = tuple(child.weight.shape)
+        if type(child).__name__ == "Conv1D" and hasattr(child, "nf"):
+            child.nf = child.weight.shape[1]  # the linear layer of GPT-2 in transformers
     return module
 
 

@@ -34,7 +34,7 @@ from ..graph.axes import Unit, axis_size
 from ..graph.fits import Layer, fits, layers
 from ..graph.model import LayerGraph, Role
 from ..graph.sizes import few
-from ..graph.streams import has_heads, normed_stream
+from ..graph.streams import Stream, has_heads, normed_stream
 from ..network.samples import Samples
 from ..transport.choice import Choice
 from .amounts import held_together
@@ -50,11 +50,13 @@ class Reduced:
         whole: What it was made from, as it is run, with what stays of it.
         tensors: What the fits start from, float32 by name.
         stress: What counts in the fits; None for all alike.
+        remarks: What could not be done as usual.
     """
 
     whole: Parent
     tensors: dict[str, Tensor]
     stress: Stress | None = None
+    remarks: tuple[str, ...] = ()
 
 
 def reduce(
@@ -87,9 +89,14 @@ def reduce(
     try:
         if not has_heads(model.graph):
             return work.by_activations(spaces)
-        if not set(spaces).isdisjoint(held_together(model.graph)):
-            return work.turned(ridge)
-        return work.in_place(spaces, ridge)
+        if set(spaces).isdisjoint(held_together(model.graph)):
+            return work.in_place(spaces, ridge)
+        try:
+            stream = normed_stream(model.graph)
+        except UsageError as error:
+            remark = f"the stream keeps its axes, units of it were chosen: {error.what}"
+            return replace(work.in_place(spaces, ridge), remarks=(remark,))
+        return work.turned(stream, ridge)
     except UsageError as error:
         raise UsageError(
             f"--criterion reconstruct can't prune this: {error.what}",
@@ -116,9 +123,8 @@ class _Reduction:
         """Plain units and channels, streams among them: one choice from all places of a space."""
         return self._reduced(self._seen(spaces), {})
 
-    def turned(self, ridge: float) -> Reduced:
+    def turned(self, stream: Stream, ridge: float) -> Reduced:
         """A stream without axes of its own gets a basis; heads and units are chosen."""
-        stream = normed_stream(self.graph)
         settled = canonical(self.run.tensors, self.graph, stream)
         held = replace(self.model, checkpoint=Held(self.model.checkpoint, settled))
         run = replace(self.run, tensors={n: _float32(t) for n, t in settled.items()})
