@@ -162,8 +162,8 @@ def prune(request: PruneRequest, progress: Progress) -> Report:
     """Remove whole units from a checkpoint, with everything that carries them.
 
     What is written is smaller. Outputs and what can't be proven interchangeable stay; heads and
-    channel groups go whole. otfuse prune-fuse recovers accuracy from the unpruned checkpoint, as does
-    --criterion reconstruct, with inputs, at once.
+    channel groups go whole. otfuse prune-fuse recovers accuracy from the unpruned checkpoint; so
+    does --criterion reconstruct, at once, where there are inputs.
     """
     from .commands.prune import prune as verb
 
