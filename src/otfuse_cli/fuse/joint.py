@@ -9,7 +9,7 @@ to be aligned (DESIGN section 3, Joint).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -29,11 +29,7 @@ from .select import choose, reconstruct
 
 
 def choices(
-    anchor: LayerGraph,
-    observed: Sequence[Observed],
-    weights: Sequence[float],
-    *,
-    only: Collection[str] | None = None,
+    anchor: LayerGraph, observed: Sequence[Observed], weights: Sequence[float]
 ) -> list[Alignment]:
     """Choose the units of every free space; one alignment (of `Choice`s) for each parent.
 
@@ -41,13 +37,11 @@ def choices(
         anchor: Its graph, whose widths the result has.
         observed: What the units of each parent do after their activation, on the same inputs.
         weights: Importance of each parent; positive.
-        only: Spaces to choose in; units of the others stay where they are.
 
     Raises:
         IncompatibleModels: Units of a space can't be seen one by one (heads, groups).
     """
-    spaces = [s for s in anchor.free() if only is None or s.id in only]
-    unseen = [s.id for s in spaces if any(s.id not in seen for seen in observed)]
+    unseen = [s.id for s in anchor.free() if any(s.id not in seen for seen in observed)]
     if unseen:
         raise IncompatibleModels(
             "joint fusion can't choose among some units",
@@ -56,7 +50,7 @@ def choices(
             fix="use --blend average",
         )
     found: list[dict[str, Choice]] = [{} for _ in observed]
-    for space in spaces:
+    for space in anchor.free():
         taps = [seen[space.id] for seen in observed]
         counts = [len(tap[0].features_NF) for tap in taps]
         stacked = [

@@ -119,7 +119,7 @@ def _resize(child: nn.Module) -> None:
         if weight.shape[1] == inner // child.groups:  # groups are as large as they were
             child.groups = max(1, weight.shape[0] * child.groups // outer)
     elif type(child).__name__ == "Conv1D" and hasattr(child, "nf"):
-        child.nf = weight.shape[1]  # the linear layer of GPT-2 in transformers
+        setattr(child, "nf", weight.shape[1])  # noqa: B010 - the linear layer of GPT-2
 
 
 def _names(module: nn.Module, names: Mapping[str, str]) -> dict[str, str]:
