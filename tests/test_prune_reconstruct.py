@@ -20,6 +20,7 @@ from otfuse_cli.graph.trace import trace
 from otfuse_cli.network.runnable import with_tensors
 from test_joint import NET, outputs
 from test_prune import duplicated, mlp
+from test_report_schema import REPORT
 
 RECONSTRUCT = {"amount": 0.5, "criterion": "reconstruct"}
 
@@ -175,6 +176,7 @@ def test_two_runs_write_the_same_bytes_and_a_report(cli, files):
     assert {r["layer"] for r in report["refits"]} == {"fc2", "fc3", "fc4"}
     assert report["recipe"]["ridge"] == 0.2
     assert report["timings"].keys() >= {"inputs", "refit"}
+    assert REPORT.is_valid(report)
 
 
 def test_synthetic_inputs_do_as_well(cli, files):
