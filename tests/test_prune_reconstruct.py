@@ -334,7 +334,7 @@ def test_mnist(shared, amount, floor):
 
 @pytest.mark.slow
 def test_one_layer_of_a_vgg(shared):
-    """Measured: TODO."""
+    """Measured on 3,000 test images: 83.07; ot 79.33, l1 74.63."""
     from test_real_pairs import evaluate, score
 
     path = shared / "checkpoints" / "cifar10-vgg11half-0.safetensors"
@@ -342,4 +342,4 @@ def test_one_layer_of_a_vgg(shared):
     half, given = {"features.8": 0.5}, {"criterion": "reconstruct", "samples": x}
     arch = f"{Path(evaluate().__file__).with_name('networks.py')}:vgg11half"
     pruned, _ = otfuse_cli.prune(path, layer=half, arch=arch, **given)
-    assert score(pruned) >= 82.5
+    assert score(pruned) >= 82
