@@ -23,7 +23,8 @@ import torch
 import torch.nn.functional as F
 
 from otfuse_cli.checkpoint.open import open_checkpoint
-from otfuse_cli.network.factory import find_callable
+from otfuse_cli.network.factory import build
+from otfuse_cli.network.runnable import with_tensors
 
 StateDict = Mapping[str, torch.Tensor]
 
@@ -57,6 +58,16 @@ def cifar(split: str = "test") -> tuple[torch.Tensor, torch.Tensor]:
         x, y = data["x"], data["y"]
     images = (x.astype(np.float32) / 255 - CIFAR_MEAN) / CIFAR_STD
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(y)
+
+
+def mnist_train() -> tuple[torch.Tensor, torch.Tensor]:
+    """The training split, for --samples evaluate.py:mnist_train."""
+    return mnist("train")
+
+
+def cifar_train() -> tuple[torch.Tensor, torch.Tensor]:
+    """The training split, for --samples evaluate.py:cifar_train."""
+    return cifar("train")
 
 
 def _decode(archive: Path, cache: Path) -> None:
@@ -114,11 +125,9 @@ def resnet18(w: StateDict, x: torch.Tensor) -> torch.Tensor:
 
 
 def vit(w: StateDict, x: torch.Tensor) -> torch.Tensor:
-    """Logits of the ViT of networks.py, which needs transformers."""
-    factory = find_callable(f"{Path(__file__).with_name('networks.py')}:vit")
-    module, _ = factory(len(w["vit.layernorm.weight"]))  # type: ignore[call-arg]
-    module.load_state_dict(w)
-    logits: torch.Tensor = module.eval()(x).logits
+    """Logits of the ViT of networks.py, which needs transformers; pruned ones too."""
+    module = build(f"{Path(__file__).with_name('networks.py')}:vit", device="cpu").module
+    logits: torch.Tensor = with_tensors(module, w).eval()(x).logits
     return logits
 
 

@@ -204,6 +204,21 @@ def test_joint_has_to_win_by_more_than_chance(gained, lost, wins):
     assert clearly_more(joint, average) is wins
 
 
+def test_double_precision_goes_in_and_comes_out(factory):
+    arch = factory()
+    states = [
+        {
+            n: t.double() if t.is_floating_point() else t
+            for n, t in build(arch, s).state_dict().items()
+        }
+        for s in (1, 2)
+    ]
+    fused, _ = otfuse_cli.merge(
+        *states, arch=arch, samples={"x": inputs()}, num_samples=60, blend="joint", matcher="sweep"
+    )
+    assert all(fused[n].dtype == t.dtype for n, t in states[1].items())
+
+
 def test_where_joint_can_not_be(factory):
     arch = factory()
     states = [build(arch, seed).state_dict() for seed in (1, 2)]

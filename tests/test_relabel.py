@@ -46,6 +46,21 @@ def test_positions_of_every_kind_of_axis() -> None:
         assert axis_index(axis, MAPS, SPACES).tolist() == expected, str(axis)
 
 
+def test_maps_that_drop_units_leave_the_other_parts_of_an_axis_where_they_are() -> None:
+    """A pruned block before others: concatenated channels, fused queries, keys and values."""
+    kept = {"c": torch.tensor([1, 3]), "h": torch.tensor([1])}
+    assert axis_index(Cat((Unit("c"), Unit("c"), Fixed(2))), kept, SPACES).tolist() == [
+        *(1, 3, 5, 7),
+        *(8, 9),
+    ]
+    heads = Prod((Unit("h"), Unit("d")))
+    assert axis_index(Cat((heads, Unit("p"), heads)), kept, SPACES).tolist() == [
+        *(3, 4, 5),
+        *(6, 7),
+        *(11, 12, 13),
+    ]
+
+
 def test_a_family_indexed_by_another_axis() -> None:
     # a grouped convolution: rows h * 2, columns d of the row's group
     described = tensor(Prod((Unit("h"), Fixed(2))), Unit("d"))

@@ -155,13 +155,15 @@ def prune_fuse(request: PruneFuseRequest, progress: Progress) -> Report:
     PruneRequest,
     "otfuse prune a.pt -o small.pt --amount 0.5",
     "otfuse prune a.pt -o small.pt --criterion ot --layer fc1=0.9 --layer fc2=0.5",
+    "otfuse prune a.pt -o small.pt --amount 0.5 --criterion reconstruct --arch mlp --samples x.npz",
     required=("output",),
 )
 def prune(request: PruneRequest, progress: Progress) -> Report:
     """Remove whole units from a checkpoint, with everything that carries them.
 
     What is written is smaller. Outputs and what can't be proven interchangeable stay; heads and
-    channel groups go whole. otfuse prune-fuse recovers accuracy from the unpruned checkpoint.
+    channel groups go whole. otfuse prune-fuse recovers accuracy from the unpruned checkpoint; so
+    does --criterion reconstruct, at once, where there are inputs.
     """
     from .commands.prune import prune as verb
 

@@ -162,8 +162,9 @@ OPTIONS: Mapping[str, Any] = {
         _choice(
             "criterion",
             panel=PRUNING,
-            text="Units to keep: of large incoming weights (l1, l2), random ones, or those that "
-            "the others can be merged into at least cost (ot, which merges them).",
+            text="Units to keep: of large incoming weights (l1, l2), random ones, those that the "
+            "others can be merged into at least cost (ot, which merges them), or those that "
+            "explain the others best on inputs, on which layers are then fitted (reconstruct).",
         ),
     ],
     "layer": Annotated[
@@ -593,6 +594,17 @@ OWN: Mapping[str, Mapping[str, Any]] = {
                 panel=PRUNING,
                 metavar="GLOB",
                 text="Apply --amount to these spaces, modules or tensors only; may be repeated.",
+            ),
+        ],
+        "ridge": Annotated[
+            float,
+            _option(
+                "--ridge",
+                panel=PRUNING,
+                metavar="R",
+                text="With --criterion reconstruct: how strongly a fit is pulled toward what the "
+                "kept units make of the others.",
+                default=0.1,
             ),
         ],
     }

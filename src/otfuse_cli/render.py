@@ -211,7 +211,8 @@ def _print_report(report: Report, view: View) -> None:
     if report.pruning is not None:
         _print_pruning(sheet, report, view)
     if report.steps:
-        sheet.table("Steps, by agreement with the parents' ensemble", outcomes.steps(report))
+        teacher = "the whole network" if report.command == "prune" else "the parents' ensemble"
+        sheet.table(f"Steps, by agreement with {teacher}", outcomes.steps(report))
     if report.refits and view.verbose:
         sheet.table("Refitted layers", outcomes.refits(report))
     if report.evaluation:

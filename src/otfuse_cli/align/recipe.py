@@ -21,7 +21,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "blend": ("average", "joint", "auto"),
     "calibrate": ("none", "bn", "repair", "auto"),
     "vocab": ("refuse", "common", "anchor"),
-    "criterion": ("l1", "l2", "random", "ot"),
+    "criterion": ("l1", "l2", "random", "ot", "reconstruct"),
     "dtype": ("keep", "float32", "float64", "float16", "bfloat16"),
 }
 

@@ -14,7 +14,7 @@ from ..fuse.selection import Selection
 from ..network.architecture import require_network
 from ..runtime import Runtime
 from .parents import Parents
-from .requests import FusionOptions, ImproveOptions
+from .requests import FusionOptions, ImproveOptions, PruneRequest
 
 if TYPE_CHECKING:
     from ..graph.program import Program
@@ -53,12 +53,37 @@ def require_no_inputs(options: FusionOptions, recipe: Recipe) -> None:
         )
 
 
+def require_inputs(request: PruneRequest) -> None:
+    """Refuse `reconstruct` without inputs, and inputs without it.
+
+    Raises:
+        UsageError: One of them is the case.
+    """
+    given = "--samples" if request.samples is not None else "--synthetic" * request.synthetic
+    if request.criterion == "reconstruct" and not given:
+        raise UsageError(
+            "--criterion reconstruct needs inputs",
+            where="--criterion reconstruct",
+            why="it looks at what units do, and fits layers to it",
+            fix="add --samples FILE, or --synthetic for inputs that are made up",
+        )
+    if given and request.criterion != "reconstruct":
+        raise UsageError(
+            f"{given} means nothing here",
+            where=f"--criterion {request.criterion}",
+            why="units are chosen by their weights",
+            fix=f"add --criterion reconstruct, or leave out {given}",
+        )
+
+
 def open_bench(
     parents: Parents,
     options: FusionOptions,
     recipe: Recipe,
     selection: Selection,
     runtime: Runtime,
+    *,
+    instead: str = "use --no-refit",
 ) -> Bench | None:
     """Read or make inputs, and make every parent that counts ready to run; None without inputs.
 
@@ -68,6 +93,7 @@ def open_bench(
         recipe: What needs them.
         selection: Shares; a source without any is not read.
         runtime: Device and seed.
+        instead: What errors advise to do without inputs.
 
     Raises:
         OtfuseError: Inputs that can't be read or don't fit, no network to run.
@@ -102,7 +128,7 @@ def open_bench(
             "too few inputs for a refit",
             where=f"{samples.count} samples",
             why=f"with fewer than {LEAST_SAMPLES} it does more harm than good",
-            fix="give more, or use --no-refit, or --force to go on all the same",
+            fix=f"give more, or {instead}, or --force to go on all the same",
         )
     anchor = parents.anchor_index
     weights = selection.weights
@@ -126,7 +152,7 @@ def open_bench(
                 "the network computes something else at other widths",
                 where=f"--arch {options.arch}",
                 why="its forward pass takes another path",
-                fix="use --no-refit without inputs",
+                fix=f"{instead} without inputs",
             )
     driven = options.synthetic and _kind(parents, options) == "class"
     if driven:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,6 +28,7 @@ from ..prune.compact import Pruner, smaller
 from ..prune.measure import pruning_record
 from ..report import Checks, Report
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
+from .inputs import require_inputs
 from .merge import report_path
 from .outputs import (
     Put,
@@ -41,6 +42,9 @@ from .outputs import (
 )
 from .parents import graph_record, shapes_of
 from .requests import PruneRequest
+
+if TYPE_CHECKING:
+    from .reconstruct import Reconstructed
 
 
 def prune(request: PruneRequest, *, progress: Progress = silent) -> Report:
@@ -65,16 +69,18 @@ def prune_tensors(
 
 @dataclass(frozen=True)
 class _Pruned:
-    """A network with what stays of it."""
+    """A network with what stays of it; `made` where its tensors were fitted on inputs."""
 
     known: Architecture
     model: Model
     choice: Choice
     graph: LayerGraph
+    made: Reconstructed | None = None
 
 
 def _run(request: PruneRequest, progress: Progress, also: Put | None = None) -> Report:
     _require_amounts(request)
+    require_inputs(request)
     output = None if request.output is None else Path(request.output)
     report_at = report_path(output, request.report)
     refuse_outputs(output, report_at, (request.checkpoint,), request)
@@ -100,6 +106,11 @@ def _run(request: PruneRequest, progress: Progress, also: Put | None = None) -> 
         with watch("prune"):
             choice = choose(model, amounts, request.criterion, runtime)
         work = _Pruned(known, model, choice, smaller(graph, choice.kept))
+        if request.criterion == "reconstruct" and choice.kept:
+            from .reconstruct import reconstruct
+
+            found = reconstruct(request, known, model, choice.kept, runtime, watch)
+            work = replace(work, made=found)
         with watch("check"):
             checks, remarks = _check(work)
         told = advice(
@@ -115,7 +126,7 @@ def _run(request: PruneRequest, progress: Progress, also: Put | None = None) -> 
             version=__version__,
             inputs=(checkpoint.record(),),
             output=output_record(output, request, request.key),
-            recipe=_recipe(request, runtime),
+            recipe=_recipe(request, runtime, work.made),
             graph=graph_record(work.graph),
             checks=checks,
             pruning=pruning_record(
@@ -125,6 +136,8 @@ def _run(request: PruneRequest, progress: Progress, also: Put | None = None) -> 
                 advice=told.sentences,
             ),
             warnings=(*graph.warnings, *_left_whole(work, request), *lost, *remarks),
+            steps=work.made.steps if work.made is not None else (),
+            refits=work.made.refits if work.made is not None else (),
         )
     report = replace(report, timings=dict(watch.seconds), peak_rss_bytes=peak_rss_bytes())
     if report_at is not None:
@@ -148,11 +161,13 @@ def _require_amounts(request: PruneRequest) -> None:
 
 
 def _check(work: _Pruned) -> tuple[Checks, tuple[str, ...]]:
-    """Compact against masked, where the network can be run and units are dropped.
+    """Compact against masked, where the network can be run and units are dropped, not refitted.
 
     Raises:
         SolveFailed: They differ by more than rounding.
     """
+    if work.made is not None:
+        return Checks(), work.made.remarks
     kept = work.choice.kept
     together = sorted(set(held_together(work.model.graph)) & set(kept))
     if together:
@@ -189,7 +204,7 @@ def _write(
     config, remarks = folder_config(
         output, own, told if own == _config(request, checkpoint.path) else Advice(told.sentences)
     )
-    pruner = Pruner(work.model, work.choice)
+    pruner = Pruner(work.model, work.choice, None if work.made is None else work.made.tensors)
     infos = [
         replace(target_info(info, request.dtype), shape=work.graph.tensors[info.name].shape)
         for info in checkpoint.infos.values()
@@ -221,8 +236,8 @@ def _config(request: PruneRequest, path: Path | None) -> Mapping[str, Any] | Non
     return read_config(path)
 
 
-def _recipe(request: PruneRequest, runtime: Runtime) -> dict[str, Any]:
-    return {
+def _recipe(request: PruneRequest, runtime: Runtime, made: Reconstructed | None) -> dict[str, Any]:
+    recipe = {
         "criterion": request.criterion,
         "amount": request.amount,
         "only": list(request.only),
@@ -233,4 +248,15 @@ def _recipe(request: PruneRequest, runtime: Runtime) -> dict[str, Any]:
         "dtype": request.dtype,
         "device": runtime.device,
         "seed": request.seed,
+    }
+    if request.criterion != "reconstruct":
+        return recipe
+    samples, driven = request.samples, made is not None and made.driven
+    return recipe | {
+        "samples": str(samples) if isinstance(samples, str | Path) else None,
+        "synthetic": request.synthetic,
+        "synthetic_kind": "class" if driven else request.synthetic_kind,
+        "num_samples": request.num_samples,
+        "input_shape": request.input_shape,
+        "ridge": request.ridge,
     }

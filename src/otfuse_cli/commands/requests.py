@@ -128,8 +128,7 @@ class ImproveOptions(FusionOptions):
         others = getattr(super(), "__post_init__", None)
         if others is not None:
             others()
-        if not (isfinite(self.ridge) and self.ridge >= 0):
-            raise UsageError("a ridge is finite and not negative", where=f"--ridge {self.ridge}")
+        _require_ridge(self.ridge)
         for name in ("calibrate", "blend"):
             value = getattr(self, name)
             if value is not None and value not in CHOICES[name]:
@@ -220,7 +219,10 @@ class PruneFuseRequest(ImproveOptions, AverageOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PruneRequest(OutputOptions):
-    """Remove units of `checkpoint`: the share `amount`, or shares by name (`layer`)."""
+    """Remove units of `checkpoint`: the share `amount`, or shares by name (`layer`).
+
+    Inputs, and what is done with them, are for `criterion="reconstruct"`.
+    """
 
     checkpoint: Source
     amount: float | None = None
@@ -230,11 +232,26 @@ class PruneRequest(OutputOptions):
     arch: str = "auto"
     key: str | None = None
     device: str = "auto"
+    samples: SampleSource | None = None
+    synthetic: bool = False
+    synthetic_kind: str = "auto"
+    input_shape: tuple[int, ...] | None = None
+    num_samples: int | None = None
+    ridge: float = 0.1
+    force: bool = False
+    max_memory: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _require_choice("criterion", self.criterion)
+        _require_ridge(self.ridge)
+
+    def inputs(self) -> ImproveOptions:
+        """Which inputs, and how layers are fitted on them, as a fusion takes it."""
+        shared = {field.name for field in fields(ImproveOptions)}
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name in shared}
+        return ImproveOptions(**own, blend="joint")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,6 +340,11 @@ class CurveRequest(MeasureOptions, FusionOptions):
 @dataclass(frozen=True, kw_only=True)
 class DemoRequest(ImproveOptions, OutputOptions):
     """Fuse the bundled pair of digit classifiers and measure what comes out."""
+
+
+def _require_ridge(ridge: float) -> None:
+    if not (isfinite(ridge) and ridge >= 0):
+        raise UsageError("a ridge is finite and not negative", where=f"--ridge {ridge}")
 
 
 def _require_choice(name: str, value: str) -> None:

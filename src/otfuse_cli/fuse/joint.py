@@ -103,7 +103,7 @@ def union(
         term = moved if moves else weight * moved
         total = term if total is None else total + term
     assert total is not None
-    return total
+    return total.to(torch.float32)
 
 
 def joined_value(name: str, parents: Sequence[Parent], walks: Sequence[Walk]) -> Tensor:

@@ -79,10 +79,21 @@ def reduce_streams(
     alignments = work.alignments()
     tensors = {n: work.tensor(n, alignments) for n in anchor.checkpoint.infos}
 
-    def stress(fit: Fit, rows: int) -> tuple[Tensor | None, float]:
-        return work.counts.get(fit.layer.node), ridge * min(1.0, (_ROWS / rows) ** _POWER)
+    return Union(alignments, tensors, stress(work.counts, ridge))
 
-    return Union(alignments, tensors, stress)
+
+def stress(counts: Mapping[str, Tensor | None], ridge: float) -> Stress:
+    """How much positions count in each fit, and its ridge.
+
+    Args:
+        counts: By a layer's value, how often each position counts; None for all alike.
+        ridge: Of a fit with 1,000 rows.
+    """
+
+    def weigh(fit: Fit, rows: int) -> tuple[Tensor | None, float]:
+        return counts.get(fit.layer.node), ridge * min(1.0, (_ROWS / rows) ** _POWER)
+
+    return weigh
 
 
 class _Reduction:

@@ -137,7 +137,7 @@ class Ridge:
     def _primal(self, ridge: float, where: str) -> Solution:
         n = self.rows
         mean_gD, rest_gO = self.sum_gD / n, self.rest_gO / n
-        power = self.gram_gDD.diagonal(dim1=1, dim2=2).mean(1) / n
+        power = _or_one(self.gram_gDD.diagonal(dim1=1, dim2=2).mean(1) / n)
         centred = _mirrored(self.gram_gDD).div_(n)
         cross = self.cross_gDO / n
         if self.bias_gO is not None:
@@ -164,7 +164,7 @@ class Ridge:
         self._inputs.clear()
         self._rests.clear()
         n = self.rows
-        power = inputs.square().sum(1).mean(1) / n
+        power = _or_one(inputs.square().sum(1).mean(1) / n)
         centred, rest_c = inputs, rest
         mean_gD = (self.sum_gD / n)[:, None]
         if self.bias_gO is not None:
@@ -197,6 +197,11 @@ class Ridge:
             self.residual,
             (max(left, 0.0) * self.rows / self.target) ** 0.5 if self.target else 0.0,
         )
+
+
+def _or_one(power_g: Tensor) -> Tensor:
+    """A group whose inputs are all zero (a dead channel, depthwise) keeps its prior."""
+    return torch.where(power_g > 0, power_g, 1.0)
 
 
 def _add_products(sums_gRR: Tensor, rows_gRn: Tensor) -> None:

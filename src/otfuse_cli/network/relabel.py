@@ -35,9 +35,10 @@ def axis_index(
         return _unit_index(axis.space, maps, spaces, fixed)
     if isinstance(axis, Cat):
         pieces, start = [], 0
+        sizes = {id: space.size for id, space in spaces.items()}
         for part in axis.parts:
             pieces.append(axis_index(part, maps, spaces, fixed) + start)
-            start += len(pieces[-1])
+            start += axis_size(part, sizes)  # where a map drops units, more than the piece has
         return torch.cat(pieces)
     index = _product_index(axis.factors, maps, spaces, fixed)
     return index.reshape(-1)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 from torch.utils import _pytree as pytree
 
 from ..errors import IncompatibleModels
@@ -100,9 +101,25 @@ def with_tensors(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
                         nn.Parameter(value, requires_grad=False) if parameter else value
                     )
                 table[name] = owned[id(tensor)]
-        if isinstance(child, nn.LayerNorm) and isinstance(child.weight, Tensor):
-            child.normalized_shape = tuple(child.weight.shape)
+        _resize(child)
     return module
+
+
+def _resize(child: nn.Module) -> None:
+    """Set what a module that holds tensors of other widths says of its widths."""
+    weight = getattr(child, "weight", None)
+    if not isinstance(weight, Tensor):
+        return
+    if isinstance(child, nn.LayerNorm):
+        child.normalized_shape = tuple(weight.shape)
+    elif isinstance(child, _ConvNd) and child.groups > 1:
+        outer, inner = child.out_channels, child.in_channels
+        if child.transposed:
+            outer, inner = inner, outer
+        if weight.shape[1] == inner // child.groups:  # groups are as large as they were
+            child.groups = max(1, weight.shape[0] * child.groups // outer)
+    elif type(child).__name__ == "Conv1D" and hasattr(child, "nf"):
+        setattr(child, "nf", weight.shape[1])  # noqa: B010 - the linear layer of GPT-2
 
 
 def _names(module: nn.Module, names: Mapping[str, str]) -> dict[str, str]:

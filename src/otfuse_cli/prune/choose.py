@@ -35,6 +35,8 @@ class Choice:
 def choose(model: Model, amounts: Mapping[str, float], criterion: str, runtime: Runtime) -> Choice:
     """Apply a criterion (`l1`, `l2`, `random`, `ot`) to every space of `amounts`.
 
+    For `reconstruct`, which decides on inputs (`prune.reconstruct`), only the numbers of units are.
+
     Ties go to the lowest index. Heads and channel groups are chosen, never merged: the units
     inside them have no common order.
     """
@@ -47,7 +49,9 @@ def choose(model: Model, amounts: Mapping[str, float], criterion: str, runtime: 
         keep = kept_count(size, amount)
         if keep == size:
             continue
-        if criterion == "ot":
+        if criterion == "reconstruct":
+            kept[space] = torch.arange(keep)
+        elif criterion == "ot":
             kept[space], merge = _by_transport(model, space, keep)
             if space not in whole:
                 merges[space] = merge

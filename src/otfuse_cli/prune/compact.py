@@ -52,10 +52,13 @@ def smaller(graph: LayerGraph, kept: Kept) -> LayerGraph:
 
 
 class Pruner:
-    """The tensors of a pruned network, one at a time: units dropped, or merged where they are."""
+    """The tensors of a pruned network, one at a time: units dropped, merged, or made anew."""
 
-    def __init__(self, model: Model, choice: Choice) -> None:
-        self.model, self.choice = model, choice
+    def __init__(
+        self, model: Model, choice: Choice, made: Mapping[str, torch.Tensor] | None = None
+    ) -> None:
+        """Take a network and what stays of it; `made` has tensors that are something else."""
+        self.model, self.choice, self.made = model, choice, made or {}
         self.alignment = Alignment(choice.merges)
         self.feeds = plan_repair(model.graph).feeds if choice.merges else {}
         self.dropped = {s: k for s, k in choice.kept.items() if s not in choice.merges}
@@ -65,8 +68,10 @@ class Pruner:
 
         Raises:
             UnreadableInput: NaN or infinity in it.
-            SolveFailed: Merged weights don't fit `dtype`.
+            SolveFailed: Computed weights don't fit `dtype`.
         """
+        if name in self.made:
+            return _cast(name, self.made[name].cpu(), dtype)
         model, graph = self.model, self.model.graph
         node = graph.tensors[name]
         stored = model.stored(name)
@@ -94,7 +99,7 @@ def _cast(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     stored = tensor.to(dtype)
     if not torch.isfinite(stored.to(torch.float32)).all():
         raise SolveFailed(
-            "a merged tensor overflows",
+            "a computed tensor overflows",
             where=f"{name}, stored as {str(dtype).removeprefix('torch.')}",
             why="a value is larger than the dtype can hold",
             fix="use --dtype float32",
