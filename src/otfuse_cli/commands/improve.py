@@ -198,13 +198,11 @@ class _Work:
     def _joint_units(self, bench: Bench, models: Sequence[Model]) -> _Fitted:
         """Units of all parents one by one; heads as wholes."""
         anchor, device = bench.parents.anchor, bench.runtime.device
-        weights = [bench.weights[m.index] for m in models]
+        runs = [bench.run_parent(m, bench.weights[m.index]) for m in models]
         seen = seen_units(bench, bench.samples, post=True, seed=self.recipe.seed, models=models)
         graph, observed = anchor.graph, [seen[m.index] for m in models]
-        chosen = choices(graph, observed, weights, without=in_heads(graph))
-        runs = [
-            bench.run_parent(m, w, maps) for m, maps, w in zip(models, chosen, weights, strict=True)
-        ]
+        chosen = choices(graph, observed, runs, without=in_heads(graph))
+        runs = [replace(r, alignment=maps) for r, maps in zip(runs, chosen, strict=True)]
         read: Mapping[str, Tensor] = {}
         if has_heads(graph):
             runs, read = add_heads(graph, runs, bench.samples, device=device)

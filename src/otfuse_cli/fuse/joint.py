@@ -1,10 +1,10 @@
 """Joint fusion: the union of the parents, reduced to the anchor's widths (`--blend joint`).
 
 The parents side by side are one network of summed widths whose logits are the weighted mean. Of
-each space as many units are kept as the anchor has, those that explain the others best; what the
-others did is rebuilt from them; then every layer is fitted on the network's own inputs to what the
-chosen units of the parents compute there. Nothing is averaged but the outputs, and nothing needs
-to be aligned (DESIGN section 3, Joint).
+each space as many units are kept as the anchor has, those that explain most of what is read from
+all; what the others did is rebuilt from them; then every layer is fitted on the network's own
+inputs to what the chosen units of the parents compute there. Nothing is averaged but the outputs,
+and nothing needs to be aligned (DESIGN section 3, Joint).
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from ..graph.sizes import few
 from ..network.walk import Walk
 from ..transport.choice import Choice
 from .lockstep import Parent
-from .select import choose, reconstruct
+from .select import reconstruct
+from .written import choose_written
 
 
 def choices(
     anchor: LayerGraph,
     observed: Sequence[Observed],
-    weights: Sequence[float],
+    parents: Sequence[Parent],
     *,
     without: Collection[str] = (),
 ) -> list[Alignment]:
@@ -40,7 +41,7 @@ def choices(
     Args:
         anchor: Its graph, whose widths the result has.
         observed: What the units of each parent do after their activation, on the same inputs.
-        weights: Importance of each parent; positive.
+        parents: As they are run; their weights, which are positive, are their importance.
         without: Spaces that are left out.
 
     Raises:
@@ -63,10 +64,7 @@ def choices(
             torch.cat([tap[at].features_NF for tap in taps]).double() for at in range(len(taps[0]))
         ]
         gram_UU = sum((part @ part.T / part.shape[1] for part in stacked), start=torch.zeros(()))
-        share_U = torch.cat(
-            [torch.full((n,), w, dtype=torch.float64) for n, w in zip(counts, weights, strict=True)]
-        ).to(gram_UU.device)
-        chosen_M = choose(gram_UU, share_U, space.size)
+        chosen_M = choose_written(parents, space.id, gram_UU, space.size)
         read_UM = reconstruct(gram_UU, chosen_M)
         start = 0
         for at, count in enumerate(counts):

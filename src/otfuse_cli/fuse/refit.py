@@ -28,7 +28,7 @@ Stress = Callable[[Fit, int], tuple[Tensor | None, float]]
 Aim = Callable[[str, Sequence[Parent], Sequence[Walk]], Tensor]
 
 # Rows of a layer: this many for each of its inputs, and never fewer than these in all.
-_ROWS_EACH, _ROWS_LEAST = 24, 30_000
+_ROWS_EACH, _ROWS_LEAST = 24, 120_000
 
 
 @dataclass(frozen=True)

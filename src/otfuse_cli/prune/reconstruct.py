@@ -19,18 +19,17 @@ from ..align.activations import observe
 from ..align.alignment import Alignment
 from ..align.canonical import canonical
 from ..align.models import Model
-from ..align.unfold import unfold
 from ..checkpoint.held import Held
 from ..errors import UsageError
 from ..fuse.joint import union
 from ..fuse.joint_stream import Part, reduce_streams, stress
 from ..fuse.lockstep import Parent
-from ..fuse.patches import along_outputs
 from ..fuse.positions import Positions, read_out
 from ..fuse.refit import Stress
-from ..fuse.select import choose, reconstruct
+from ..fuse.select import reconstruct
 from ..fuse.stream_basis import Place, covariances
 from ..fuse.stream_choice import choose_heads, choose_units, read_from
+from ..fuse.written import choose_written
 from ..graph.attentions import attention
 from ..graph.axes import Unit, axis_size
 from ..graph.fits import Layer, fits, layers
@@ -199,38 +198,9 @@ class _Reduction:
         for space in spaces:
             taps = [tap.features_NF.double() for tap in seen[space]]
             gram_UU = sum((u @ u.T / u.shape[1] for u in taps), start=torch.zeros(()))
-            write_dU = self._written(space, gram_UU)
-            if write_dU is None:
-                chosen_M = choose(gram_UU, torch.ones_like(gram_UU[0]), self._most(space))
-            else:
-                chosen_M = choose_units(gram_UU, write_dU, self._most(space))
+            chosen_M = choose_written([self.run], space, gram_UU, self._most(space))
             maps[space] = _choice(chosen_M, reconstruct(gram_UU, chosen_M))
         return maps
-
-    def _written(self, space: str, gram_UU: Tensor) -> Tensor | None:
-        """What units hand to the layers that read them, d x U; None where no layer does.
-
-        Outputs count by what a BatchNorm behind them makes of them, layers alike.
-        """
-        graph, tensors = self.graph, self.run.tensors
-        readers = {fit.layer.weight: fit for fit in fits(self.run.program)[0]}
-        parts = []
-        for name, dim in graph.members[space]:
-            node = graph.tensors[name]
-            if node.axes[dim].roles != {Role.CONSUME} or name not in readers:
-                continue
-            fit, weight = readers[name], tensors[name]
-            if fit.norm is not None:
-                gain, variance = (tensors[fit.norm.tensors[p]] for p in ("weight", "running_var"))
-                gain = gain * (variance + fit.norm.eps).rsqrt()
-                weight = weight * along_outputs(gain, weight, fit.layer)
-            exprs = [axis.expr for axis in node.axes]
-            rows = unfold(weight, exprs, dim, space, graph.sizes)
-            write_dU = torch.cat([r.flatten(1) for r in rows], 1).double().T
-            power = float(((write_dU @ gram_UU) * write_dU).sum())
-            if power > 0:
-                parts.append(write_dU / power**0.5)
-        return torch.cat(parts) if parts else None
 
     def _heads(self, space: str, covariance_UU: Tensor, write_dU: Tensor) -> tuple[Choice, Tensor]:
         """Heads that stay, and what all make of the positions inside those."""
