@@ -76,6 +76,7 @@ def pairs(narrow: Path) -> dict[str, Pair]:
     vit = two("cifar10-vit")
     auto = ("--blend", "auto")
     wide = tuple(by_inputs("joint", JOINT, (1_000,)))
+    images = (*by_inputs("refit", (), (1_000,)), *wide)
     both = [("refit", ()), ("joint", JOINT), ("auto", auto)]
     return {
         "mnist": Pair(
@@ -86,12 +87,12 @@ def pairs(narrow: Path) -> dict[str, Pair]:
         "vgg": Pair(
             two("cifar10-vgg11half"),
             f"{NETWORKS}:vgg11half",
-            tuple(by_inputs("joint", JOINT, (1_000,))),
+            images,
         ),
         "resnet": Pair(
             two("cifar10-resnet18w16"),
             f"{NETWORKS}:resnet18w16",
-            tuple(by_inputs("joint", JOINT, (1_000,))),
+            images,
         ),
         "vit": Pair(
             vit,
