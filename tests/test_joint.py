@@ -7,11 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import nets
 import otfuse_cli
 from nets import from_factory as build
 from otfuse_cli.commands.improve import clearly_more
 from otfuse_cli.errors import IncompatibleModels, UsageError
+from otfuse_cli.fuse.lockstep import Parent
 from otfuse_cli.fuse.select import choose, reconstruct
+from otfuse_cli.fuse.written import choose_written, written
+from otfuse_cli.graph.program import labelled_program
+from otfuse_cli.graph.trace import export, trace
 
 NET = """
 import torch
@@ -192,6 +197,58 @@ def test_auto_takes_what_agrees_more_on_what_was_held_out(factory):
     assert not joint.kept or joint.agreement > refit.agreement
     assert refit.kept is not joint.kept
     assert last.name == ("joint" if joint.kept else "refit")
+
+
+def mlp_state(seed):
+    torch.manual_seed(seed)
+    return nets.state(nets.Mlp((6, 8, 4, 3)))
+
+
+def side_by_side(weights, states):
+    """Parents of one MLP 6-8-4-3 as they are run, their shares given."""
+    net = nets.Mlp((6, 8, 4, 3))
+    x = (torch.randn(4, 6),)
+    graph = trace(net, x, source="mlp")
+    program = labelled_program(export(net, x)[0], batch=4, graph=graph)
+    return [Parent(program, s, w, graph) for s, w in zip(states, weights, strict=True)]
+
+
+def units_of(parents, name):
+    graph = parents[0].graph
+    return next(s.id for s in graph.free() if (name, 0) in graph.members[s.id])
+
+
+def test_what_parents_write_is_their_own_reading_or_their_weighted_sum():
+    """Against the formula: hidden layers apart, each at its parent's share; the output together."""
+    states = [mlp_state(seed) for seed in (1, 2)]
+    parents = side_by_side((0.25, 0.75), states)
+    rows = torch.randn(16, 40, dtype=torch.float64)
+    gram = rows @ rows.T
+
+    def at(matrix, power):
+        own = gram[: matrix.shape[1], : matrix.shape[1]]
+        return matrix * (power / torch.trace(matrix @ own @ matrix.T)).sqrt()
+
+    two = [s["fc2.weight"].double() for s in states]
+    apart = [torch.cat([two[0], 0 * two[0]], 1), torch.cat([0 * two[1], two[1]], 1)]
+    wanted = torch.cat([at(m, w) for m, w in zip(apart, (0.25, 0.75), strict=True)])
+    torch.testing.assert_close(written(parents, units_of(parents, "fc1.weight"), gram), wanted)
+    three = [s["fc3.weight"].double() for s in states]
+    whole = at(torch.cat([0.25 * three[0], 0.75 * three[1]], 1), 1.0)
+    small = gram[:8, :8]
+    torch.testing.assert_close(written(parents, units_of(parents, "fc2.weight"), small), whole)
+
+
+def test_what_parents_cancel_is_not_worth_a_unit():
+    """Two units that do the same, which the sum of the outputs reads with opposite signs."""
+    states = [mlp_state(seed) for seed in (1, 2)]
+    states[1]["fc3.weight"][:, 0] = -states[0]["fc3.weight"][:, 0]
+    parents = side_by_side((0.5, 0.5), states)
+    rows = torch.randn(8, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows[4] = 30 * rows[0]
+    rows[0] *= 30
+    chosen = choose_written(parents, units_of(parents, "fc2.weight"), rows @ rows.T, 6)
+    assert chosen.tolist() == [1, 2, 3, 5, 6, 7]
 
 
 @pytest.mark.parametrize(
