@@ -62,13 +62,14 @@ def written(parents: Sequence[Parent], space: str, gram_UU: Tensor) -> Tensor | 
         ]
         if _ends(parents[0], name):
             whole = [p.weight * write for p, write in zip(parents, own, strict=True)]
-            parts.append(_at_one(torch.cat(whole, 1), gram_UU, 1.0))
+            parts.append(_at_power(torch.cat(whole, 1), gram_UU, 1.0))
             continue
-        for at, (parent, write) in enumerate(zip(parents, own, strict=True)):
-            wide = [
-                write if i == at else write.new_zeros(len(write), n) for i, n in enumerate(counts)
-            ]
-            parts.append(_at_one(torch.cat(wide, 1), gram_UU, parent.weight))
+        start = 0
+        for parent, write, count in zip(parents, own, counts, strict=True):
+            apart = write.new_zeros(len(write), sum(counts))
+            apart[:, start : start + count] = write
+            parts.append(_at_power(apart, gram_UU, parent.weight))
+            start += count
     return torch.cat(parts) if parts else None
 
 
@@ -95,7 +96,7 @@ def _ends(parent: Parent, name: str) -> bool:
     )
 
 
-def _at_one(write_dU: Tensor, gram_UU: Tensor, power: float) -> Tensor:
+def _at_power(write_dU: Tensor, gram_UU: Tensor, power: float) -> Tensor:
     """Scaled so that what is written has this power."""
     own = float(((write_dU @ gram_UU) * write_dU).sum())
     return write_dU * (power / own) ** 0.5 if own > 0 else write_dU
