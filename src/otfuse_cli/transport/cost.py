@@ -14,6 +14,9 @@ from torch import Tensor
 
 # Gram distances lose what the two squared norms share; below this share of them an entry is redone.
 _REPAIR_BELOW = 1e-3
+# A mean whose square is less than this share of the rows' stays: what the products lose to it is a
+# fraction of a bit, and rows without it would be copies.
+_SMALL_MEAN = 0.25
 # Elements of any one temporary: the blocks bound memory, whatever the sizes.
 _BLOCK = 1 << 22
 # The same where rows go through several operations, so that they stay in the cache between them.
@@ -39,9 +42,10 @@ def cost_matrix(
 ) -> Tensor:
     """Cost of every source unit to every anchor unit.
 
-    Centred Gram form: the joint mean is removed (not for cosine), the product is one matrix
-    multiplication in the working dtype, and near-duplicates, where it cancels, are recomputed in
-    float64 from the rows as given. Rows are taken in blocks; no N x M x K temporary exists.
+    Gram form: the joint mean is removed where it is large (not for cosine), the product is one
+    matrix multiplication in the working dtype, and near-duplicates, where it cancels, are
+    recomputed in float64 from the rows as given. Rows are taken in blocks; no N x M x K temporary
+    exists.
 
     Args:
         source_NK: Source features, floating. Half types are computed in float32.
@@ -60,17 +64,26 @@ def cost_matrix(
     cost_NM = source_NK.new_empty((n, m))
     if not n or not m:
         return cost_NM
-    dead_N, dead_M = dead_rows(source_NK), dead_rows(anchor_MK)
+    norms_N, norms_M = (torch.linalg.vector_norm(f, dim=1) for f in (source_NK, anchor_MK))
+    dead_N, dead_M = _dead(source_NK, norms_N), _dead(anchor_MK, norms_M)
     if metric is Metric.COSINE and dead_cost is None:
         dead_cost = 1.0
     repair = _Repair(source_NK, anchor_MK, metric)
-    mean_K, unit = _centre(source_NK, anchor_MK)
+    norms = torch.cat([norms_N, norms_M])
+    mean_K, unit = _centre(source_NK, anchor_MK, float(norms.max()))
+    whole = float(norms.square().mean())
+    small = float(mean_K.square().sum()) < _SMALL_MEAN * whole < math.inf and unit == 1.0
+    as_given = small and metric is not Metric.COSINE
     for columns in _blocks(m, anchor_MK.shape[1], _PREPARED):
-        anchor_rows = _prepare(anchor_MK[columns], metric, mean_K, unit)
-        squares_M = torch.linalg.vector_norm(anchor_rows, dim=1).square_()
+        anchor_rows = anchor_MK[columns]
+        if not as_given:
+            anchor_rows = _prepare(anchor_rows, metric, mean_K, unit)
+        squares_M = _squares(anchor_rows, norms_M[columns] if as_given else None)
         for rows in _blocks(n, max(m, source_NK.shape[1])):
-            source_rows = _prepare(source_NK[rows], metric, mean_K, unit)
-            squares = torch.linalg.vector_norm(source_rows, dim=1).square_()[:, None]
+            source_rows = source_NK[rows]
+            if not as_given:
+                source_rows = _prepare(source_rows, metric, mean_K, unit)
+            squares = _squares(source_rows, norms_N[rows] if as_given else None)[:, None]
             block = torch.mm(source_rows, anchor_rows.T)
             block.mul_(-2).add_(squares).add_(squares_M)
             suspect = block <= (squares + squares_M).mul_(_REPAIR_BELOW)
@@ -148,7 +161,11 @@ def unit_rows(features_NK: Tensor, *, in_place: bool = False) -> Tensor:
 
 def dead_rows(features_NK: Tensor) -> Tensor:
     """Rows that are entirely zero; a row with NaN is not."""
-    dead_N: Tensor = torch.linalg.vector_norm(features_NK, dim=1) == 0
+    return _dead(features_NK, torch.linalg.vector_norm(features_NK, dim=1))
+
+
+def _dead(features_NK: Tensor, norms_N: Tensor) -> Tensor:
+    dead_N: Tensor = norms_N == 0
     rows = dead_N.nonzero().flatten()  # or so small that the squares vanish
     if len(rows):
         dead_N[rows] = _peaks(features_NK[rows]) == 0
@@ -189,13 +206,17 @@ def _peaks(features_NK: Tensor) -> Tensor:
     return peak_N
 
 
-def _centre(source_NK: Tensor, anchor_MK: Tensor) -> tuple[Tensor, float]:
+def _centre(source_NK: Tensor, anchor_MK: Tensor, longest: float) -> tuple[Tensor, float]:
     """Mean of all rows, and a power of two near their largest entry, 1 where that is moderate.
 
     Dividing by the latter is exact, and keeps squares of very small or large weights in range.
+    `longest` is the largest norm of a row.
     """
     count = source_NK.shape[0] + anchor_MK.shape[0]
     total_K = _column_sums(source_NK) + _column_sums(anchor_MK)
+    mean_K = (total_K / count).to(source_NK.dtype)
+    if 2.0**-20 < longest / source_NK.shape[1] ** 0.5 <= longest < 2.0**20:
+        return mean_K, 1.0
     peak = 0.0
     for features in (source_NK, anchor_MK):
         if features.numel():
@@ -205,7 +226,7 @@ def _centre(source_NK: Tensor, anchor_MK: Tensor) -> tuple[Tensor, float]:
     unit = 2.0 ** (math.frexp(peak)[1] - 1) if 0 < peak < math.inf else 1.0
     if unit < torch.finfo(source_NK.dtype).tiny or 2.0**-20 < unit < 2.0**20:
         unit = 1.0
-    return (total_K / count).to(source_NK.dtype), unit
+    return mean_K, unit
 
 
 def _column_sums(features_NK: Tensor) -> Tensor:
@@ -224,6 +245,12 @@ def _prepare(features_NK: Tensor, metric: Metric, mean_K: Tensor, unit: float) -
         return unit_rows(features_NK)
     centred_NK = features_NK - mean_K
     return centred_NK if unit == 1.0 else centred_NK.div_(unit)
+
+
+def _squares(rows_PK: Tensor, norms_P: Tensor | None) -> Tensor:
+    """Squared norms of rows, from norms where those are known."""
+    norms_P = torch.linalg.vector_norm(rows_PK, dim=1) if norms_P is None else norms_P
+    return norms_P.square()
 
 
 def _unit(rows_PK: Tensor) -> Tensor:
