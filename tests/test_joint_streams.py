@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import otfuse_cli
+from otfuse_cli.checkpoint.open import open_checkpoint
+from otfuse_cli.commands.parents import assemble
 from otfuse_cli.errors import UsageError
 from otfuse_cli.fuse.positions import Positions
 from otfuse_cli.fuse.stream_choice import choose_heads, choose_units, read_from
@@ -219,3 +221,29 @@ def test_a_tied_post_norm_net_is_refused(tmp_path):
     with pytest.raises(UsageError, match="tied") as error:
         joint("bert-masked", tmp_path, own, own)
     assert "--untie" in error.value.fix
+
+
+@pytest.mark.parametrize(
+    ("width", "heads"), [pytest.param(24, 3, marks=pytest.mark.slow), (80, 10)]
+)
+def test_how_many_heads_there_are_is_read_off_the_network(width, heads, tmp_path):
+    """Five heads of 8 in the anchor: 24 = 3 x 8 can't be five heads, 80 = 10 x 8 could."""
+    transformers = pytest.importorskip("transformers")
+
+    def net(width, heads):
+        config = transformers.ViTConfig(
+            hidden_size=width, num_hidden_layers=1, num_attention_heads=heads,
+            intermediate_size=20, image_size=8, patch_size=4, num_labels=3,
+        )  # fmt: skip
+        return transformers.ViTForImageClassification(config)
+
+    torch.manual_seed(0)
+    source, anchor = net(width, heads), net(40, 5)
+    anchor.save_pretrained(tmp_path / "anchor")
+    states = [dict(module.state_dict()) for module in (source, anchor)]
+    checkpoints = [open_checkpoint(state) for state in states]
+    parents = assemble(checkpoints, 1, f"hf:{tmp_path / 'anchor'}", "cpu")
+    own = parents.models[0].graph
+    inside = {s.per for s in own.free()} - {None}
+    assert {own.spaces[top].size for top in inside} == {heads}
+    assert {s.size for s in own.free() if s.per is not None} == {8}

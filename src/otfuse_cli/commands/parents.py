@@ -19,6 +19,7 @@ from ..errors import IncompatibleModels, UsageError
 from ..graph.axes import axis_units
 from ..graph.model import LayerGraph
 from ..graph.sizes import few, resize
+from ..graph.streams import has_heads
 from ..network.architecture import Architecture, architecture, output_ties
 from ..report import AxisRecord, GraphRecord, Pinned, TensorRecord
 from ..runtime import Runtime
@@ -176,9 +177,15 @@ def fit(
     common = reconcile(checkpoints, anchor_index, known.graph, strict=strict, vocab=vocab)
     models = []
     for index, checkpoint in enumerate(common.checkpoints):
-        own = common.graph
+        own, shapes = common.graph, shapes_of(checkpoint)
         if index != anchor_index:
-            own = resize(own, shapes_of(checkpoint), label=checkpoint.label, anchor=anchor.label)
+            sizes = None
+            if shapes != shapes_of(common.checkpoints[anchor_index]) and has_heads(own):
+                # Widths alone don't tell how many heads there are; the network's code may.
+                from ..network.runnable import sizes_at
+
+                sizes = sizes_at(known, shapes)
+            own = resize(own, shapes, label=checkpoint.label, anchor=anchor.label, known=sizes)
         models.append(Model(index, checkpoint, own, device))
     return Parents(
         tuple(models),

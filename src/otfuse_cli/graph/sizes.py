@@ -118,7 +118,13 @@ def is_pinned(space: str) -> bool:
 
 
 def resize(
-    graph: LayerGraph, shapes: Shapes, *, label: str, anchor: str, whole_groups: bool = False
+    graph: LayerGraph,
+    shapes: Shapes,
+    *,
+    label: str,
+    anchor: str,
+    whole_groups: bool = False,
+    known: Mapping[str, int] | None = None,
 ) -> LayerGraph:
     """The same graph for a model of other widths: free spaces take their sizes from `shapes`.
 
@@ -128,14 +134,18 @@ def resize(
         label: What messages call the other model.
         anchor: What messages call the anchor.
         whole_groups: Where heads and what is inside them share an axis, the number of heads
-            differs, not their inside (as after pruning).
+            differs, not their inside (as after pruning). Tried, too, where equal numbers fit none.
+        known: Sizes that were found in another way.
 
     Raises:
         IncompatibleModels: The two differ in more than widths; the first difference is named with
             both shapes.
     """
     _require_same_names(graph, shapes, label, anchor)
-    sizes, misfits = solve_widths(graph, shapes, whole_groups=whole_groups)
+    sizes, misfits = solve_widths(graph, shapes, whole_groups=whole_groups, known=known)
+    if misfits and not whole_groups:
+        inside, others = solve_widths(graph, shapes, whole_groups=True)
+        sizes, misfits = (sizes, misfits) if others else (inside, others)
     if misfits:
         misfit = misfits[0]
         mine, theirs = graph.tensors[misfit.name].shape, shapes[misfit.name]
@@ -168,7 +178,11 @@ class Misfit:
 
 
 def solve_widths(
-    graph: LayerGraph, shapes: Shapes, *, whole_groups: bool = False
+    graph: LayerGraph,
+    shapes: Shapes,
+    *,
+    whole_groups: bool = False,
+    known: Mapping[str, int] | None = None,
 ) -> tuple[dict[str, int], tuple[Misfit, ...]]:
     """Sizes of all spaces in another model of the same layers, and every axis that fits none.
 
@@ -178,8 +192,10 @@ def solve_widths(
         graph: The anchor's graph.
         shapes: The other model's, with the anchor's number of axes; tensors may be missing.
         whole_groups: Of heads and what is inside them, the inside keeps the anchor's size.
+        known: Sizes that were found in another way.
     """
     sizes = {id: s.size for id, s in graph.spaces.items() if s.pinned is not None}
+    sizes = {**(known or {}), **sizes}
     misfits: list[Misfit] = []
     pending = [(n, d) for n in graph.tensors if n in shapes for d in range(len(shapes[n]))]
     while pending:

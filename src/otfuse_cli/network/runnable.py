@@ -77,10 +77,34 @@ def graph_at(known: Architecture, read: Mapping[str, Tensor]) -> LayerGraph:
     """
     network = real_network(known)
     assert network is not None
+    return _traced(network, known, read)
+
+
+def _traced(network: Network, known: Architecture, read: Mapping[str, Tensor]) -> LayerGraph:
     module = with_tensors(network.module, module_state(network, known.names, read.__getitem__))
     source = known.graph.source
     graph = trace(module, network.args, network.kwargs, source=source, name_map=known.names)
     return replace(graph, tensors={name: graph.tensors[name] for name in known.graph.tensors})
+
+
+def sizes_at(known: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int] | None:
+    """Sizes of the spaces in the network with tensors of other shapes, as its own code has them.
+
+    None where no network can be traced so: there is none, or it is a saved program, or its code
+    fixes widths. No value of a tensor is needed.
+    """
+    network = known.network
+    if network is None or network.source.endswith(".pt2"):
+        return None
+    state = network.module.state_dict()
+    like = {known.names[n]: t for n, t in state.items() if n in known.names}
+    blank = {n: like[n].new_zeros(shape) for n, shape in shapes.items() if n in like}
+    try:
+        graph = _traced(network, known, blank)
+    except (IncompatibleModels, RuntimeError):
+        return None
+    same = graph.spaces.keys() == known.graph.spaces.keys()
+    return {id: space.size for id, space in graph.spaces.items()} if same else None
 
 
 def with_tensors(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
