@@ -148,6 +148,8 @@ def test_narrow_and_wide_parents_fit_into_either(tmp_path):
             n: t.shape for n, t in module.state_dict().items()
         }
         module.load_state_dict(fused)
+        assert [step.name for step in report.steps] == ["joint"]
+        assert any("matched one to one: nothing was" in w for w in report.warnings)
         assert report.steps[-1].agreement > 0.7
 
 

@@ -35,6 +35,10 @@ from .models import Model
 from .recipe import Recipe
 
 
+class DifferentHeads(IncompatibleModels):
+    """Heads or groups of different number, or maps of them that are not one to one."""
+
+
 @dataclass(frozen=True)
 class Match:
     """The alignment of one source, and what the report says about it."""
@@ -184,12 +188,13 @@ class _Sweep:
         """Each anchor unit of the index space of a family has one source unit."""
         map = self.maps.get(space.per or "")
         if map is not None and not map.hard:
-            raise IncompatibleModels(
+            raise DifferentHeads(
                 "heads or groups of different number can't be matched one to one",
                 where=f"space {space.per}: {map.sizes[0]} units in the source, "
                 f"{map.sizes[1]} in the anchor",
                 why=f"{space.id} needs one source unit for each anchor unit",
-                fix="fuse models with the same number of heads or groups, by the exact solver",
+                fix="use --blend joint with inputs, which matches nothing, or fuse models with the "
+                "same number of heads or groups, by the exact solver",
             )
 
     def _unsettled(self, producer: Producer, space: Space) -> set[str]:

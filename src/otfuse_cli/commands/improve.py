@@ -62,12 +62,14 @@ def improve(
     options: ImproveOptions,
     *,
     endpoint: bool,
+    matched: bool = True,
     teachers: Sequence[Aligned] | None = None,
 ) -> Improved:
     """Refit or replace the average, calibrate it; all in memory.
 
-    With the whole weight on one model only what was asked for is done. `teachers` are what a refit
-    aims at instead of the parents' mean.
+    With the whole weight on one model only what was asked for is done. Where the sources could not
+    be `matched` there is no average, only joint fusion. `teachers` are what a refit aims at instead
+    of the parents' mean.
 
     Raises:
         OtfuseError: A fit that is singular, `--blend joint` where it can't be.
@@ -76,8 +78,8 @@ def improve(
         aims = {t.model.index: t.weight for t in teachers}
         bench = replace(bench, weights=[aims.get(at, 0.0) for at in range(len(bench.weights))])
     work = _Work(bench, fused, recipe, options, teachers)
-    average = bench.average(fused)
-    steps = [bench.step("average", average)]
+    average = bench.average(fused if matched else replace(fused, sources=(), repair=None))
+    steps = [bench.step("average", average)] if matched else []
     tensors = average
     fitted: tuple[RefitRecord, ...] = ()
     remarks: tuple[str, ...] = ()

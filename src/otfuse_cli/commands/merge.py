@@ -12,12 +12,13 @@ from typing import Any, Protocol
 import torch
 
 from .. import __version__
+from ..align.alignment import Alignment
 from ..align.match import match, only_merge_turns
 from ..align.models import Model
 from ..align.passes import realign
 from ..align.portfolio import Judge
 from ..align.recipe import Recipe
-from ..align.sweep import Match
+from ..align.sweep import DifferentHeads, Match
 from ..checkpoint.draft import write_text
 from ..checkpoint.names import TensorInfo
 from ..checkpoint.open import Checkpoint
@@ -225,13 +226,21 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
                 parents = watch_units(bench, parents, recipe)
                 sources = [m for m in parents.sources if selection.used(m.index)]
         matches: list[Match] = []
+        matched = True
         with watch("match"):
             for source in sources:
                 if turned is not None:
                     matches.append(turned.matches[source.index])
                     continue
                 judge = None if bench is None else bench.judge(source)
-                found = plan.steps.match(source, parents.anchor, recipe, runtime, judge=judge)
+                try:
+                    found = plan.steps.match(source, parents.anchor, recipe, runtime, judge=judge)
+                except DifferentHeads as error:
+                    if bench is None or not _needs_no_maps(plan, weights[source.index]):
+                        raise
+                    matched = False
+                    told = f"{error.what}: nothing was, joint fusion doesn't need it"
+                    found = Match(Alignment({}), (), (), warnings=(told,))
                 matches.append(found)
             matches = realign(sources, matches, parents.anchor, weights, recipe, runtime)
         aligned = [
@@ -239,7 +248,7 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
             for source, found in zip(sources, matches, strict=True)
         ]
         with watch("check"):
-            checks, remarks = check_function(parents, aligned)
+            checks, remarks = check_function(parents, aligned if matched else [])
             if turned is not None:
                 checks = turned.checks
         repair = None
@@ -258,6 +267,7 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
                     recipe,
                     plan.options,
                     endpoint=endpoint,
+                    matched=matched,
                     teachers=plan.steps.teach(aligned),
                 )
                 fused = replace(fused, better=better.tensors)
@@ -350,6 +360,13 @@ def _survey(models: Sequence[Model], runtime: Runtime) -> None:
     with ThreadPoolExecutor(min(len(models), cores())) as pool:
         for result in [pool.submit(read, m, n) for m, n in zip(models, names, strict=True)]:
             result.result()
+
+
+def _needs_no_maps(plan: Plan, weight: float) -> bool:
+    """Whether a source counts only in joint fusion, which aligns nothing."""
+    options = plan.options
+    calibrates = options.calibrate not in (None, "none")
+    return options.blend == "joint" and options.refits and weight < 1 and not calibrates
 
 
 def _endpoint(aligned: Sequence[Aligned]) -> bool:
