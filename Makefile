@@ -12,10 +12,10 @@ demo: $(VENV)/.installed  ## install, then fuse the bundled pair
 	$(BIN)/otfuse demo
 
 test: $(VENV)/.installed-dev  ## the unit suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow and not cuda"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not cuda"
 
 slow: $(VENV)/.installed-dev  ## accuracy floors on real pairs (OTFUSE_SHARED); none is no failure
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "slow and not cuda" || [ $$? -eq 5 ]
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "slow and not cuda" || [ $$? -eq 5 ]
 
 check: $(VENV)/.installed-dev  ## lint, format, types
 	$(BIN)/ruff check .
