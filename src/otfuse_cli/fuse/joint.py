@@ -25,7 +25,7 @@ from ..graph.sizes import few
 from ..network.walk import Walk
 from ..transport.choice import Choice
 from .lockstep import Parent
-from .select import reconstruct
+from .select import reconstruct, split_choice
 from .written import choose_written
 
 
@@ -66,13 +66,8 @@ def choices(
         gram_UU = sum((part @ part.T / part.shape[1] for part in stacked), start=torch.zeros(()))
         chosen_M = choose_written(parents, space.id, gram_UU, space.size)
         read_UM = reconstruct(gram_UU, chosen_M)
-        start = 0
-        for at, count in enumerate(counts):
-            own_M = (chosen_M >= start) & (chosen_M < start + count)
-            index_M = (chosen_M - start).clamp(0, count - 1)
-            read_NM = read_UM[start : start + count]
-            found[at][space.id] = Choice(index_M.cpu(), own_M.cpu(), read_NM)
-            start += count
+        for own, choice in zip(found, split_choice(chosen_M.cpu(), counts, read_UM), strict=True):
+            own[space.id] = choice
     return [Alignment(maps) for maps in found]
 
 

@@ -24,6 +24,7 @@ from ..graph.model import LayerGraph
 from ..network.samples import Samples
 from ..transport.choice import Choice
 from .lockstep import Parent
+from .select import split_choice
 from .stream_basis import Place, covariances
 from .stream_choice import choose_heads, read_from
 
@@ -134,16 +135,3 @@ def require_alike(each: Sequence[Sequence[Attention]]) -> None:
                         f"{two.weight.sizes[1:]}",
                         fix="use --blend average",
                     )
-
-
-def split_choice(chosen_M: Tensor, counts: Sequence[int], read_UM: Tensor | None) -> list[Choice]:
-    """What each parent has of a choice among the units of all."""
-    found, start = [], 0
-    for count in counts:
-        own_M = (chosen_M >= start) & (chosen_M < start + count)
-        read_NM = (
-            torch.zeros(count, len(chosen_M)) if read_UM is None else read_UM[start : start + count]
-        )
-        found.append(Choice((chosen_M - start).clamp(0, count - 1), own_M, read_NM))
-        start += count
-    return found

@@ -24,11 +24,11 @@ from ..network.samples import Samples
 from ..transport.choice import Choice
 from ..transport.maps import Map
 from .joint import union
-from .joint_heads import read_through, require_alike, split_choice
+from .joint_heads import read_through, require_alike
 from .lockstep import Parent
 from .positions import Positions, read_out
 from .refit import Stress
-from .select import reconstruct
+from .select import reconstruct, split_choice
 from .stream_basis import Place, covariances, joint_basis
 from .stream_choice import choose_heads, choose_units, read_from
 

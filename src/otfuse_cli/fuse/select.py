@@ -7,8 +7,12 @@ them is the projection of the mixture of the parents' unit measures onto M point
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+from ..transport.choice import Choice
 
 # Relative to the mean power of a unit: below this, what is left of one is rounding.
 _NOTHING = 1e-10
@@ -68,3 +72,16 @@ def reconstruct(gram_UU: Tensor, chosen_M: Tensor) -> Tensor:
     read_UM += torch.cholesky_solve((cross_UM - read_UM @ inner_MM).T, factor).T
     read_UM[chosen_M] = torch.eye(len(chosen_M), dtype=read_UM.dtype, device=read_UM.device)
     return read_UM
+
+
+def split_choice(chosen_M: Tensor, counts: Sequence[int], read_UM: Tensor | None) -> list[Choice]:
+    """What each parent has of a choice among the units of all."""
+    found, start = [], 0
+    for count in counts:
+        own_M = (chosen_M >= start) & (chosen_M < start + count)
+        read_NM = (
+            torch.zeros(count, len(chosen_M)) if read_UM is None else read_UM[start : start + count]
+        )
+        found.append(Choice((chosen_M - start).clamp(0, count - 1), own_M, read_NM))
+        start += count
+    return found
