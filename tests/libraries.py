@@ -1,4 +1,4 @@
-"""Libraries whose networks the tests merge, imported so that they load beside any build of torch."""
+"""Libraries whose networks the tests merge, imported so that they load beside any torch."""
 
 from __future__ import annotations
 
