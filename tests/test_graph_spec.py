@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from otfuse_cli.graph.patterns import Pattern
 from otfuse_cli.graph.recognise import families, layer_graph
 from otfuse_cli.graph.sizes import resize
 from otfuse_cli.graph.spec import parse_specs
+from otfuse_cli.graph.trace import trace
 
 
 def shapes_of(net) -> dict[str, tuple[int, ...]]:
@@ -361,6 +363,35 @@ def test_an_unknown_arch_lists_the_families(arch):
 def test_every_family_says_what_must_be_there():
     for name, specs in families().items():
         assert all(s.require for s in specs), name
+
+
+# What is assumed
+
+
+def test_every_family_says_in_a_sentence_what_it_assumes():
+    sentences = [spec.assumes for specs in families().values() for spec in specs]
+    assert all(len(sentence.split()) > 9 for sentence in sentences)
+    assert not any(sentence.endswith(".") for sentence in sentences)
+
+
+def test_graphs_from_names_say_what_they_assume(tmp_path):
+    path = tmp_path / "net.yaml"
+    path.write_text("chain: [fc1, fc2, fc3, fc4]")
+    mlp = shapes_of(Mlp())
+    chain = "a chain of linear layers, activations unit by unit, no skips"
+    assert layer_graph("auto", mlp).assumes == layer_graph("mlp", mlp).assumes == chain
+    assert layer_graph(str(path), mlp).assumes == f"what the lines of {path} say"
+    path.write_text("chain: [fc1, fc2, fc3, fc4]\nassumes: ReLU between all layers")
+    assert layer_graph(str(path), mlp).assumes == "ReLU between all layers"
+    path.write_text("family: vgg")
+    vgg = shapes_of(Vgg())
+    assert layer_graph(str(path), vgg).assumes == families()["vgg"][0].assumes
+    smaller = resize(layer_graph("auto", vgg), vgg, label="a.pt", anchor="b.pt")
+    assert smaller.assumes == families()["vgg"][0].assumes
+
+
+def test_a_traced_graph_assumes_nothing():
+    assert trace(Mlp(), (torch.zeros(2, 12),)).assumes is None
 
 
 # Other widths

@@ -73,7 +73,8 @@ def bind(
         else tensor
         for name, tensor in graph.tensors.items()
     }
-    return replace(graph, tensors=tensors, warnings=(*warnings, *graph.warnings))
+    assumes = spec.assumes or f"what the lines of {where.removeprefix('spec ')} say"
+    return replace(graph, tensors=tensors, warnings=(*warnings, *graph.warnings), assumes=assumes)
 
 
 def first_unproven(graph: LayerGraph) -> str | None:

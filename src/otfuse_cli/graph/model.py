@@ -132,6 +132,8 @@ class LayerGraph:
             the outputs are pinned.
         source: Where the graph comes from: `family resnet`, `spec net.yaml`, `traced f.py:net`.
         warnings: What the reader of a report must know.
+        assumes: What the network is taken to compute, where only names and shapes, or a spec, say
+            so; None where the network was traced.
     """
 
     tensors: Mapping[str, GraphTensor]
@@ -141,6 +143,7 @@ class LayerGraph:
     outputs: tuple[tuple[int, int, Axis], ...] = ()
     source: str = ""
     warnings: tuple[str, ...] = ()
+    assumes: str | None = None
 
     @cached_property
     def sizes(self) -> dict[str, int]:

@@ -30,6 +30,8 @@ HOW_TO_GO_ON = (
     "({families}), or --arch spec.yaml with one line per module (docs/spec.md)"
 )
 
+A_CHAIN = "a chain of linear layers, activations unit by unit, no skips"
+
 
 @cache
 def families() -> Mapping[str, tuple[Spec, ...]]:
@@ -247,7 +249,7 @@ def _numbered_chains(shapes: Shapes) -> Iterator[Spec]:
     modules = {n.rpartition(".")[0] for n in shapes if shapes[n]}
     prefixes = {re.sub(r"\d+$", "", m) for m in modules}
     if len(prefixes) == 1 and all(re.search(r"\d$", m) for m in modules):
-        yield Spec("mlp", chain=(Pattern(f"{prefixes.pop()}*"),), act="relu")
+        yield Spec("mlp", chain=(Pattern(f"{prefixes.pop()}*"),), act="relu", assumes=A_CHAIN)
 
 
 def _mlp(shapes: Shapes, label: str) -> Spec:
@@ -263,4 +265,4 @@ def _mlp(shapes: Shapes, label: str) -> Spec:
             why="it has more than two axes",
             fix="write a spec (docs/spec.md)",
         )
-    return Spec("mlp", chain=tuple(Pattern(m) for m in modules), act="relu")
+    return Spec("mlp", chain=tuple(Pattern(m) for m in modules), act="relu", assumes=A_CHAIN)

@@ -99,6 +99,7 @@ class Spec:
         pinned: Spaces that stay in place, and why.
         tied: Tensors that stand for others which the file leaves out.
         family: The bundled family that this spec is, with sizes of its own.
+        assumes: What a network with these names is taken to compute, in plain words.
     """
 
     name: str
@@ -113,11 +114,12 @@ class Spec:
     pinned: tuple[Pinned, ...] = ()
     tied: tuple[Tied, ...] = ()
     family: str = ""
+    assumes: str = ""
 
 
 _KEYS = {
     "name", "layers", "chain", "sizes", "same", "act", "require", "norms", "description",
-    "pinned", "tied", "family", "check",
+    "pinned", "tied", "family", "check", "assumes",
 }  # fmt: skip
 _BODY = {"layers", "chain", "family"}
 
@@ -180,6 +182,7 @@ def _document(data: Any, where: str, name: str) -> Spec:
         pinned=tuple(_pinned(str(k), str(v), where) for k, v in pinned.items()),
         tied=tuple(_tied(s, where) for s in _strings(data.get("tied"), "tied", where)),
         family=str(data.get("family", "")),
+        assumes=str(data.get("assumes", "")).strip(),
     )
 
 
