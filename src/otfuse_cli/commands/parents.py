@@ -18,6 +18,7 @@ from ..checkpoint.untied import Split, Untied
 from ..errors import IncompatibleModels, UsageError
 from ..graph.axes import axis_units
 from ..graph.model import LayerGraph
+from ..graph.plain import plain_graph
 from ..graph.sizes import few, resize
 from ..graph.streams import has_heads
 from ..network.architecture import Architecture, architecture, output_ties
@@ -95,22 +96,28 @@ def find_architecture(
     *,
     free_outputs: bool = False,
     untied: bool = False,
+    plain: bool = False,
 ) -> Architecture:
-    """The anchor's layer graph.
+    """The anchor's layer graph; where units stay (`plain`) and nothing tells it, one without units.
 
     Raises:
-        IncompatibleModels: Nothing tells it.
+        IncompatibleModels: Nothing tells it, and units are to be matched.
     """
     anchor = checkpoints[anchor_index]
-    return architecture(
-        arch,
-        shapes_of(anchor),
-        aliases=anchor.aliases,
-        config=read_config(anchor.path),
-        label=anchor.label,
-        free_outputs=free_outputs,
-        untied=untied,
-    )
+    try:
+        return architecture(
+            arch,
+            shapes_of(anchor),
+            aliases=anchor.aliases,
+            config=read_config(anchor.path),
+            label=anchor.label,
+            free_outputs=free_outputs,
+            untied=untied,
+        )
+    except IncompatibleModels:
+        if not (plain and arch == "auto"):
+            raise
+        return Architecture(plain_graph(shapes_of(anchor), anchor.aliases))
 
 
 def assemble(
@@ -123,8 +130,11 @@ def assemble(
     strict: bool = True,
     vocab: str = "refuse",
     untie: bool = False,
+    plain: bool = False,
 ) -> Parents:
     """Find the anchor's layer graph and fit it to the others; on request, untied.
+
+    `plain`: units will stay in their places, so that an unknown architecture is no obstacle.
 
     Raises:
         IncompatibleModels: No graph, or models that differ in more than widths and in more than
@@ -141,7 +151,12 @@ def assemble(
         if splits:
             checkpoints = [Untied(c, splits) for c in checkpoints]
     known = find_architecture(
-        checkpoints, anchor_index, arch, free_outputs=free_outputs, untied=bool(splits)
+        checkpoints,
+        anchor_index,
+        arch,
+        free_outputs=free_outputs,
+        untied=bool(splits),
+        plain=plain,
     )
     parents = fit(known, checkpoints, anchor_index, device, strict=strict, vocab=vocab)
     return _told(parents, splits) if untie else parents
