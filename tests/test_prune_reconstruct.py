@@ -37,7 +37,9 @@ def test_duplicates_go_without_a_change():
     after = nets.run(nets.Mlp((12, 4, 5, 3, 5)), pruned, (4, 12))
     assert nets.distance(after, before) < 1e-4
     assert [(s.name, s.agreement) for s in report.steps] == [("chosen", 1), ("reconstruct", 1)]
-    assert report.checks.function_preserved is None
+    assert (
+        report.checks.function == "assumed"
+    )  # by names and shapes: running our own proves nothing
 
 
 def widened(state):

@@ -240,7 +240,7 @@ def curve(request: CurveRequest, progress: Progress) -> Report:
         *("arch", "free_outputs", "key", "strict", "vocab"),
         *("keep_extras", "shard_size"),
         *("samples", "synthetic", "synthetic_kind", "input_shape", "num_samples", "max_memory"),
-        *("post_activations", "force", "refit", "ridge", "blend", "calibrate"),
+        *("post_activations", "force", "refit", "ridge", "blend", "calibrate", "require_proof"),
     ),
 )
 def demo(request: DemoRequest, progress: Progress) -> Report:

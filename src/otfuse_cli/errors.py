@@ -9,6 +9,9 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import ClassVar
 
+# How a user gives the network itself: what proves a graph, and finds one that names don't tell.
+NETWORKS = "--arch net.py:make_net (or hf:DIR, timm:NAME, torchvision:NAME, graph.pt2)"
+
 
 class ExitCode(IntEnum):
     """Exit statuses of every command (documented in docs/exit-codes.md)."""

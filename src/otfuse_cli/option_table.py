@@ -451,6 +451,15 @@ OPTIONS: Mapping[str, Any] = {
             text="Let the units of a traced network's outputs move: headless backbones.",
         ),
     ],
+    "require_proof": Annotated[
+        bool,
+        _flag(
+            "--require-proof",
+            panel=RUN,
+            text="Exit with 7, and write nothing, unless a network that --arch names was run and "
+            "kept its function; names and shapes alone prove nothing.",
+        ),
+    ],
     "untie": Annotated[
         bool,
         _flag(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from . import __version__, comparisons, outcomes, tables
 from .commands.requests import STANDARD
-from .errors import ExitCode, OtfuseError
+from .errors import NETWORKS, ExitCode, OtfuseError
 from .report import ENVELOPE, Report
 from .runtime import Progress, silent
 from .stored import report_beside
@@ -94,11 +94,20 @@ def show(outcome: Outcome, view: View) -> None:
         _write(sys.stdout, outcome.report.to_json())
     elif outcome.report is not None and not view.quiet:
         _print_report(outcome.report, view)
-        _write(
-            sys.stderr, "".join(f"warning: {tables.clean(w)}\n" for w in outcome.report.warnings)
-        )
+        _write(sys.stderr, _asides(outcome))
     if outcome.error is not None and not view.json:
         _print_error(outcome.error)
+
+
+def _asides(outcome: Outcome) -> str:
+    """Warnings, and once what nobody has proven, where that led to a result."""
+    report = outcome.report
+    assert report is not None
+    told = [f"warning: {tables.clean(w)}\n" for w in report.warnings]
+    if report.checks.function == "assumed" and outcome.error is None:
+        assumption = tables.clean(report.checks.assumption or "")
+        told.insert(0, f"assumed: {assumption}; prove it with {NETWORKS}\n")
+    return "".join(told)
 
 
 def show_version() -> None:
@@ -265,10 +274,8 @@ def _print_head(sheet: _Sheet, report: Report, view: View) -> None:
         hidden = {"weights", "anchor"} if report.inputs else set()
         shown = {k: v for k, v in report.recipe.items() if k not in hidden and v is not None}
         rows.append(("recipe", " ".join(f"{k}={tables.plain(v)}" for k, v in shown.items())))
-    if report.checks.function_preserved is not None:
-        verdict = "kept" if report.checks.function_preserved else "NOT kept"
-        error = report.checks.max_error
-        rows.append(("function", verdict + ("" if error is None else f" (error {error:.2g})")))
+    if report.checks.function is not None:
+        rows.append(("function", tables.verdict(report.checks)))
     sheet.pairs(rows)
 
 

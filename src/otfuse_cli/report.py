@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 SCHEMA = "otfuse.report/1"
 ENVELOPE = "otfuse.envelope/1"
@@ -191,10 +191,16 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Checks:
-    """Did the aligned sources keep their function? Null where the network could not be run."""
+    """Do the aligned sources compute what they computed?
 
-    function_preserved: bool | None = None
+    `function`: `kept` where a network of the user's or of a library's was run and said so;
+    `assumed` where names and shapes are all there is, with the `assumption` in words; `failed`;
+    null where nothing was aligned or nothing could be run. Largest relative error of the outputs.
+    """
+
+    function: Literal["kept", "assumed", "failed"] | None = None
     max_error: float | None = None
+    assumption: str | None = None
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,7 @@ def report_from_dict(data: Mapping[str, Any]) -> Report:
         if values.get("estimate") is not None:
             estimate = values["estimate"]
             values["estimate"] = Estimate(**{**estimate, "skipped": tuple(estimate["skipped"])})
-        values["checks"] = Checks(**values["checks"])
+        values["checks"] = _checks(values["checks"])
         if values["graph"] is not None:
             graph = values["graph"]
             values["graph"] = GraphRecord(
@@ -192,6 +192,22 @@ def report_from_dict(data: Mapping[str, Any]) -> Report:
     except (KeyError, TypeError) as error:
         raise ValueError(f"broken report: {error}") from error
     return Report(**values)
+
+
+def _checks(record: Mapping[str, Any]) -> Checks:
+    """Older reports say `function_preserved` instead of `function`, and assume nothing."""
+    if "function_preserved" in record:
+        verdicts = {True: "kept", False: "failed", None: None}
+        record = {
+            "function": verdicts[record["function_preserved"]],
+            "max_error": record["max_error"],
+        }
+    checks = Checks(**record)
+    if checks.function not in ("kept", "assumed", "failed", None):
+        raise TypeError("checks.function")
+    if not isinstance(checks.assumption, str | None):
+        raise TypeError("checks.assumption")
+    return checks
 
 
 def _hold(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .report import FileRecord, LayerRecord, Report, SpaceRecord
+from .report import Checks, FileRecord, LayerRecord, Report, SpaceRecord
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -51,6 +51,14 @@ def inputs(report: Report, look: Look) -> Table:
             cells.append(record.sha256 or "")
         table.add_row(*cells)
     return table
+
+
+def verdict(checks: Checks) -> str:
+    """What is known of the function, as text."""
+    if checks.function == "assumed":
+        return f"assumed, not proven: {clean(checks.assumption or '')}"
+    text = "NOT kept" if checks.function == "failed" else (checks.function or "")
+    return text + ("" if checks.max_error is None else f" (error {checks.max_error:.2g})")
 
 
 def spaces(report: Report, look: Look) -> Table:

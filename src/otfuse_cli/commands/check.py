@@ -80,7 +80,7 @@ def check(request: CheckRequest, *, progress: Progress = silent) -> Report:
         )
     report = replace(
         report,
-        checks=Checks(acid.passed, acid.max_error),
+        checks=Checks("kept" if acid.passed else "failed", acid.max_error),
         evaluation=_evaluation(acid, left_out),
         warnings=(*graph.warnings, *_remarks(graph, left_out)),
         timings=dict(watch.seconds),

@@ -21,6 +21,7 @@ from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_devi
 from .bench import watch_units
 from .compare import compare, one_start, refusal
 from .costs import check_outputs, finish
+from .function import declared
 from .inputs import open_bench
 from .parents import (
     MEDOID,
@@ -106,6 +107,7 @@ def _parents(
             recipe={**report.recipe, "anchor": chosen},
             tensors=tensor_records(checkpoints[chosen], known.graph),
             graph=graph_record(known.graph),
+            checks=declared(known.graph),
             differences=compare(known.graph, checkpoints, chosen),
             warnings=known.graph.warnings,
         )

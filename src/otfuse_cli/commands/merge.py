@@ -28,7 +28,7 @@ from ..fuse.fused import Fused
 from ..fuse.repair import Repair, plan_repair
 from ..fuse.selection import Selection
 from ..graph.streams import PostNorm
-from ..report import Report
+from ..report import Checks, Report
 from ..runtime import (
     Progress,
     Runtime,
@@ -40,7 +40,7 @@ from ..runtime import (
     silent,
 )
 from ..stored import report_beside
-from .function import check_function
+from .function import check_function, check_outputs, require_kept, require_proof
 from .inputs import open_bench
 from .memory import require_memory
 from .outputs import (
@@ -95,6 +95,7 @@ def _assemble(
         strict=options.strict,
         vocab=options.vocab,
         untie=isinstance(options, MergeRequest) and options.untie,
+        plain=options.align == "none",
     )
 
 
@@ -203,6 +204,7 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
             parents = plan.steps.assemble(
                 checkpoints, plan.anchor_index, plan.options, runtime.device
             )
+        require_proof(parents.known.graph, recipe.align, asked=plan.options.require_proof)
         weights = parents.weights or plan.weights
         plan = replace(plan, weights=weights)
         selection = _select(plan, parents)
@@ -248,9 +250,7 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
             for source, found in zip(sources, matches, strict=True)
         ]
         with watch("check"):
-            checks, remarks = check_function(parents, aligned if matched else [])
-            if turned is not None:
-                checks = turned.checks
+            checks, remarks = _checked(plan, parents, aligned if matched else [], turned, recipe)
         repair = None
         if recipe.repair == "auto" and (plan.rules or not _endpoint(aligned)):
             repair = plan_repair(parents.anchor.graph) if turned is None else turned.repair
@@ -271,6 +271,8 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
                     teachers=plan.steps.teach(aligned),
                 )
                 fused = replace(fused, better=better.tensors)
+        with watch("check"):
+            remarks = (*remarks, *check_outputs(parents, fused))
         with watch("write"):
             lost, digest = _write(plan, parents, fused, runtime, also)
         with watch("read"):
@@ -306,6 +308,22 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
     if plan.report is not None:
         write_text(plan.report, report.to_json(), overwrite=plan.target.overwrite)
     return report
+
+
+def _checked(
+    plan: Plan,
+    parents: Parents,
+    aligned: Sequence[Aligned],
+    turned: Turned | None,
+    recipe: Recipe,
+) -> tuple[Checks, tuple[str, ...]]:
+    """What the network itself says of the maps, and remarks; refused where proof was asked for."""
+    moved = () if recipe.align == "none" else aligned
+    checks, remarks = check_function(parents, moved, seed=recipe.seed)
+    if turned is not None:
+        checks = turned.checks
+    require_kept(checks, remarks, parents.known.graph, asked=plan.options.require_proof)
+    return checks, remarks
 
 
 def _turned(

@@ -28,6 +28,7 @@ from ..prune.compact import Pruner, smaller
 from ..prune.measure import pruning_record
 from ..report import Checks, Report
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
+from .function import declared, reordered_change, require_kept, require_proof
 from .inputs import require_inputs
 from .merge import report_path
 from .outputs import (
@@ -97,6 +98,7 @@ def _run(request: PruneRequest, progress: Progress, also: Put | None = None) -> 
                 label=checkpoint.label,
             )
             graph = known.graph
+            require_proof(graph, asked=request.require_proof)
             if shapes_of(checkpoint) != {n: t.shape for n, t in graph.tensors.items()}:
                 graph = resize(
                     graph, shapes_of(checkpoint), label=checkpoint.label, anchor=graph.source
@@ -113,6 +115,7 @@ def _run(request: PruneRequest, progress: Progress, also: Put | None = None) -> 
             work = replace(work, made=found)
         with watch("check"):
             checks, remarks = _check(work)
+            require_kept(checks, remarks, graph, asked=request.require_proof)
         told = advice(
             graph,
             work.graph,
@@ -161,25 +164,32 @@ def _require_amounts(request: PruneRequest) -> None:
 
 
 def _check(work: _Pruned) -> tuple[Checks, tuple[str, ...]]:
-    """Compact against masked, where the network can be run and units are dropped, not refitted.
+    """Compact against masked, where the network can be run and units are dropped.
+
+    Where units are merged or fitted instead, nothing is kept exactly: there the whole network is
+    run with its units in another order, which shows that the graph is right.
 
     Raises:
         SolveFailed: They differ by more than rounding.
     """
-    if work.made is not None:
-        return Checks(), work.made.remarks
+    verdict = declared(work.known.graph)
     kept = work.choice.kept
+    fitted = work.made.remarks if work.made is not None else ()
     together = sorted(set(held_together(work.model.graph)) & set(kept))
-    if together:
-        return Checks(), (
+    if together and work.made is None:
+        return verdict, (
             f"{', '.join(together)}: a norm takes its statistics over these units, so that those "
             "which are left change too",
         )
-    if work.choice.merges or not kept:
-        return Checks(), ()
-    change = masked_change(work.known, work.model, kept)
+    if not kept:
+        return verdict, fitted
+    if work.made is not None or work.choice.merges:
+        change, remarks = reordered_change(work.known, work.model)
+        fitted = (*fitted, *remarks)
+    else:
+        change = masked_change(work.known, work.model, kept)
     if change is None:
-        return Checks(), ()
+        return verdict, fitted
     if not change <= FLOAT32:
         raise SolveFailed(
             "the compact network computes something else than the masked one",
@@ -187,7 +197,7 @@ def _check(work: _Pruned) -> tuple[Checks, tuple[str, ...]]:
             why=f"{work.model.graph.source} says units go together that do not",
             fix="find the claim with otfuse check, or correct the spec",
         )
-    return Checks(True, change), ()
+    return replace(verdict, function=verdict.function or "kept", max_error=change), fitted
 
 
 def _write(

@@ -116,8 +116,12 @@ class FusionOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ImproveOptions(FusionOptions):
-    """What is done with the average when there are inputs. `refit` None: when there are any."""
+    """What is done with the average when there are inputs. `refit` None: when there are any.
 
+    `require_proof`: nothing is written unless a network was run and kept its function.
+    """
+
+    require_proof: bool = False
     refit: bool | None = None
     force: bool = False
     ridge: float = 0.1
@@ -230,6 +234,7 @@ class PruneRequest(OutputOptions):
     only: tuple[str, ...] = ()
     layer: Mapping[str, float] | None = None
     arch: str = "auto"
+    require_proof: bool = False
     key: str | None = None
     device: str = "auto"
     samples: SampleSource | None = None

@@ -90,7 +90,7 @@ def turn(
     models = tuple(_held(m, tensors[m.index]) if m.index in tensors else m for m in parents.models)
     turned = replace(parents, models=models, whole=models[parents.anchor_index])
     repair = Repair(rows=restored(graph, stream) if recipe.repair == "auto" else {})
-    return Turned(turned, matches, repair, Checks(True, worst))
+    return Turned(turned, matches, repair, Checks("kept", worst))
 
 
 def _told(runtime: Runtime) -> Callable[[int, int], None]:

@@ -177,6 +177,18 @@ def function_change(
     return max((_difference(b, a) for a, b in zip(old, new, strict=True)), default=0.0)
 
 
+def outputs_of(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    state: Mapping[str, Tensor],
+) -> list[Tensor]:
+    """What the network puts out with the tensors of `state`, computed in float32."""
+    given = without_cache(module, dict(kwargs or {}))
+    with eval_mode(module), no_fast_path(), torch.no_grad():
+        return _run(module, _cast((args, given, dict(state)), torch.float32))
+
+
 def redraw(state: Mapping[str, Tensor], graph: LayerGraph, generator: torch.Generator) -> State:
     """Weights of order one: matrices keep the size of what they read, gains are near 1."""
     out: State = dict(state)
