@@ -17,7 +17,7 @@ from .given import Config, architectures, check_sizes, given_sizes, hold, how_to
 from .model import GraphTensor, LayerGraph, Op, OpKind, Role, Space, TensorAxis
 from .operations import Node, operations, ordered_nodes
 from .order import base_order
-from .patterns import any_exists
+from .patterns import Present
 from .sizes import is_pinned, name_pinned, solve_sizes
 from .spec import PINNED, Spec
 
@@ -51,9 +51,9 @@ def bind(
     names = base_order(list(shapes))
     ties = with_ties(spec.tied, shapes, aliases)
     covers, families = cover_tensors(lines, names, shapes, ties, where)
-    told = [*names, *architectures(config)]
-    present = [*told, *(alias for names in aliases.values() for alias in names)]
+    told = Present([*names, *architectures(config)])
     identify([s for s in spec.same if not s.if_sizes_agree], covers, told)
+    present = [*names, *architectures(config), *(a for more in aliases.values() for a in more)]
     known, unknown = given_sizes(spec, _spaces(covers), config)
     nodes = ordered_nodes(covers)
     held = hold(covers, unknown)
@@ -65,7 +65,7 @@ def bind(
     agree(covers)
     name_pinned(covers, shapes, sizes)
     warnings = (how_to_give(spec, held, unknown),) if held else ()
-    reasons = {**_pinned(spec, covers, present), **held}
+    reasons = {**_pinned(spec, covers, Present(present)), **held}
     graph = _assemble(spec, shapes, covers, nodes, sizes, families, aliases, reasons, where)
     tensors = {
         name: replace(tensor, stands_for=tuple(n for n in ties[name] if n not in tensor.aliases))
@@ -87,9 +87,9 @@ def _spaces(covers: Mapping[str, Cover]) -> dict[str, None]:
     return dict.fromkeys(u for c in covers.values() for a in c.axes for u in axis_units(a))
 
 
-def _pinned(spec: Spec, covers: Mapping[str, Cover], names: Sequence[str]) -> dict[str, str]:
+def _pinned(spec: Spec, covers: Mapping[str, Cover], present: Present) -> dict[str, str]:
     """Spaces that the spec pins, and why."""
-    rules = [p for p in spec.pinned if not any_exists(p.unless, names)]
+    rules = [p for p in spec.pinned if not present.any(p.unless)]
     return {
         space: rule.reason
         for space in _spaces(covers)

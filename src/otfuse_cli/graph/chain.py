@@ -25,9 +25,10 @@ def chain_modules(
             modules.setdefault(name.rpartition(".")[0], []).append(name)
     found: dict[str, list[str]] = {}
     for pattern in patterns:
-        for module, tensors in modules.items():
-            if module not in found and pattern.match(module) is not None:
-                found[module] = tensors
+        candidates = [pattern.text] if pattern.literal else list(modules)
+        for module in candidates:
+            if module in modules and module not in found and pattern.match(module) is not None:
+                found[module] = modules[module]
     return found
 
 

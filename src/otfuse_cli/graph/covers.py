@@ -10,7 +10,7 @@ from ..errors import IncompatibleModels
 from .axes import Axis, Fixed, axis_units, rename_units
 from .expressions import parse_expression, substitute
 from .model import Role
-from .patterns import Match, Pattern, any_exists
+from .patterns import Match, Pattern, Present
 from .spec import PINNED, Line, Same, Tied
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -50,8 +50,10 @@ def with_ties(
     """`aliases`, and the names that `tied:` says a tensor stands for too."""
     found = dict(aliases)
     for rule in tied:
-        present = {*shapes, *(a for names in found.values() for a in names)}
-        if rule.tensor in shapes and not any_exists(rule.unless, present):
+        if rule.tensor not in shapes:
+            continue
+        present = Present([*shapes, *(a for names in found.values() for a in names)])
+        if not present.any(rule.unless):
             found[rule.tensor] = (*found.get(rule.tensor, ()), rule.other)
     return found
 
@@ -69,19 +71,20 @@ def cover_tensors(
         IncompatibleModels: A tensor that no line matches, or one whose line doesn't fit it.
     """
     tensors = [name for name in names if shapes[name]]
-    reader = _Reader(where, *_survey(lines, tensors))
+    table = LineTable(lines)
+    reader = _Reader(where, table, *_survey(table, tensors))
     covers: dict[str, Cover] = {}
     for name in tensors:
-        covers[name] = reader.cover(lines, name, shapes[name])
+        covers[name] = reader.cover(name, shapes[name])
         for alias in aliases.get(name, ()):
-            covers[name].others.append(reader.cover(lines, alias, shapes[name]))
+            covers[name].others.append(reader.cover(alias, shapes[name]))
     return covers, reader.families
 
 
 def identify(
     same: Sequence[Same],
     covers: Mapping[str, Cover],
-    names: Sequence[str],
+    present: Present,
     *,
     sizes: Mapping[str, int] | None = None,
 ) -> None:
@@ -90,23 +93,19 @@ def identify(
     used = dict.fromkeys(u for c in everyone for a in c.axes for u in axis_units(a))
     renamed: dict[str, str] = {}
     for rule in same:
+        right = Pattern(rule.right)
         for space in used:
-            found = Pattern(rule.right).match(space)
+            found = right.match(space)
             if found is None:
                 continue
             left = substitute(rule.left, found.numbers)
             unless = [Pattern(substitute(name, found.numbers)) for name in rule.unless]
-            if left not in used or any_exists(unless, names):
+            if left not in used or present.any(unless):
                 continue
             if not rule.if_sizes_agree or (sizes and sizes.get(left) == sizes.get(space)):
                 renamed[space] = left
 
-    def root(space: str) -> str:
-        while space in renamed:
-            space = renamed[space]
-        return space
-
-    table = {space: root(space) for space in used}
+    table = {space: _root(space, renamed) for space in used}
     for cover in everyone:
         cover.axes = [rename_units(axis, table) for axis in cover.axes]
 
@@ -129,21 +128,56 @@ def agree(covers: Mapping[str, Cover]) -> None:
             cover.roles = [a | b for a, b in zip(cover.roles, other.roles, strict=True)]
 
 
-def find_line(lines: Sequence[Line], name: str) -> tuple[int, Match] | None:
-    """The first line that matches the tensor `name` or its module, and what it captured."""
-    module = name.rpartition(".")[0]
-    for index, line in enumerate(lines):
-        for pattern in line.patterns:
-            found = pattern.match(name) or (pattern.match(module) if module else None)
-            if found is not None:
-                return index, found
-    return None
+def _root(space: str, renamed: dict[str, str]) -> str:
+    """The name at the end of a row of renamings, which is shortened on the way."""
+    path = []
+    while space in renamed:
+        path.append(space)
+        space = renamed[space]
+    renamed.update(dict.fromkeys(path, space))
+    return space
 
 
-def _survey(lines: Sequence[Line], names: Sequence[str]) -> tuple[dict[str, int], set[str]]:
+class LineTable:
+    """The lines of a spec, looked up by name: one that is written out takes no search."""
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self._lines = lines
+        self._exact: dict[str, tuple[int, int]] = {}
+        self._open: list[tuple[tuple[int, int], Pattern]] = []
+        for index, line in enumerate(lines):
+            for at, pattern in enumerate(line.patterns):
+                if pattern.literal:
+                    self._exact.setdefault(pattern.text, (index, at))
+                else:
+                    self._open.append(((index, at), pattern))
+        self._found: dict[str, tuple[int, Match] | None] = {}
+
+    def __getitem__(self, index: int) -> Line:
+        return self._lines[index]
+
+    def find(self, name: str) -> tuple[int, Match] | None:
+        """The first line that matches the tensor `name` or its module, and what it captured."""
+        if name not in self._found:
+            self._found[name] = self._search(name, name.rpartition(".")[0])
+        return self._found[name]
+
+    def _search(self, name: str, module: str) -> tuple[int, Match] | None:
+        places = [self._exact[n] for n in (name, module) if n and n in self._exact]
+        exact = min(places, default=None)
+        for place, pattern in self._open:
+            if exact is not None and place > exact:
+                break
+            match = pattern.match(name) or (pattern.match(module) if module else None)
+            if match is not None:
+                return place[0], match
+        return None if exact is None else (exact[0], Match({}))
+
+
+def _survey(table: LineTable, names: Sequence[str]) -> tuple[dict[str, int], set[str]]:
     """`max i` for every number i that any line captures, and the spaces that layers make."""
-    matches = [match for name in names if (match := find_line(lines, name)) is not None]
-    found = [(lines[at], match.numbers) for at, match in matches]
+    matches = [match for name in names if (match := table.find(name)) is not None]
+    found = [(table[at], match.numbers) for at, match in matches]
     largest: dict[str, int] = {}
     for _, numbers in found:
         for key, value in numbers.items():
@@ -161,13 +195,14 @@ class _Reader:
     """Reads the lines of one spec for one checkpoint, collecting the families they declare."""
 
     where: str
+    table: LineTable
     largest: Mapping[str, int]
     made: set[str]
     families: dict[str, str] = field(default_factory=dict)
 
-    def cover(self, lines: Sequence[Line], name: str, shape: tuple[int, ...]) -> Cover:
+    def cover(self, name: str, shape: tuple[int, ...]) -> Cover:
         module, _, part = name.rpartition(".")
-        found = find_line(lines, name)
+        found = self.table.find(name)
         if found is None:
             raise IncompatibleModels(
                 "a tensor is not covered",
@@ -176,7 +211,7 @@ class _Reader:
                 fix=f"add a line for `{module or name}` (OUT <- IN for a layer, SPACE for a norm)",
             )
         index, match = found
-        line = lines[index]
+        line = self.table[index]
         try:
             axes, roles = self._axes(line, part, shape, match.numbers)
         except ValueError as error:

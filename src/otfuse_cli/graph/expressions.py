@@ -10,6 +10,7 @@ from .axes import Axis, Fixed, Unit, concat, product
 from .patterns import Captures, Pattern
 
 _NUMBER = r"((?:max )?[A-Za-z_]\w*?)(?:([+-])(\d+))?"
+_NAME = re.compile(r"[A-Za-z_][\w.]*")
 _RANGE = re.compile(r"\{([^{}]*?)\.\.([^{}]*)\}")
 _TERM = re.compile(r"(\s*\+\s*)?((?:[\w.]|\{[^{}]*\})+)")
 
@@ -96,6 +97,8 @@ def parse_expression(text: str, captures: Captures, *, made: Collection[str] = (
     Raises:
         ValueError: Not an expression.
     """
+    if _NAME.fullmatch(text):  # most axes of most specs
+        return Expression(Unit(text), {})
     return _Parser(substitute(write_out(text, captures, made), captures)).parse()
 
 
@@ -153,7 +156,7 @@ class _Parser:
             if int(token) < 1:
                 raise ValueError(f"a size must be positive in {self.text!r}")
             return Fixed(int(token))
-        if not re.fullmatch(r"[A-Za-z_][\w.]*", token):
+        if not _NAME.fullmatch(token):
             raise ValueError(f"{token!r} is not a space name in {self.text!r}")
         if self._peek() == "@":
             self._take()

@@ -7,8 +7,10 @@ axes says nothing of it at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import merge
 
 from .axes import Axis, axis_units
 from .covers import Cover
@@ -66,6 +68,7 @@ def operations(spec: Spec, nodes: Sequence[Node]) -> Iterator[Op]:
     """
     written: set[Axis] = set()
     read = {u for node in nodes for c in node.covers for u in c.units(Role.CONSUME)}
+    touching = _touching(nodes)
     for position, node in enumerate(nodes):
         out: Axis | None = None
         last, matrices = "", 0
@@ -84,11 +87,33 @@ def operations(spec: Spec, nodes: Sequence[Node]) -> Iterator[Op]:
         elif again:
             yield Op(OpKind.ADD, f"{last}.add", reads=(out, out), writes=out)
         written.add(out)
-        if spec.act == "relu" and not _summed_next(out, nodes[position + 1 :]):
+        if spec.act == "relu" and not _summed_next(out, _later(out, position, touching, nodes)):
             yield Op(OpKind.ACT, f"{last}.act", reads=(out,), writes=out, detail="relu")
 
 
-def _summed_next(out: Axis, rest: Sequence[Node]) -> bool:
+def _touching(nodes: Sequence[Node]) -> dict[str, list[int]]:
+    """Positions of the nodes that each space meets."""
+    places: dict[str, list[int]] = {}
+    for position, node in enumerate(nodes):
+        for space in dict.fromkeys(u for c in node.covers for u in c.units()):
+            places.setdefault(space, []).append(position)
+    return places
+
+
+def _later(
+    out: Axis, position: int, touching: Mapping[str, list[int]], nodes: Sequence[Node]
+) -> Iterator[Node]:
+    """The nodes behind `position` that meet a space of `out`, in order."""
+    behind = [_after(touching[u], position) for u in dict.fromkeys(axis_units(out))]
+    return (nodes[at] for at in merge(*behind))
+
+
+def _after(positions: Sequence[int], position: int) -> Iterator[int]:
+    first = bisect_right(positions, position)
+    return (positions[at] for at in range(first, len(positions)))
+
+
+def _summed_next(out: Axis, rest: Iterable[Node]) -> bool:
     """Whether the next node that touches `out` adds to it: then it is half of a sum so far."""
     for node in rest:
         if any(not c.units(Role.CONSUME).isdisjoint(axis_units(out)) for c in node.covers):

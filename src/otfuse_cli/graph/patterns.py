@@ -32,7 +32,9 @@ class Pattern:
 
     def match(self, name: str) -> Match | None:
         """What `{i}` and `*` stand for when `name` matches as a whole, else None."""
-        found = re.fullmatch(self._regex, name)
+        if self.literal:
+            return Match({}) if name == self.text else None
+        found = self._compiled.fullmatch(name)
         if found is None:
             return None
         groups = {k: v for k, v in found.groupdict().items() if v is not None}
@@ -47,6 +49,15 @@ class Pattern:
             re.compile(self._regex)
         except re.error as error:
             raise ValueError(f"{self.text!r} is not a name: {error}") from error
+
+    @cached_property
+    def literal(self) -> bool:
+        """Whether it matches its own text and nothing else."""
+        return not any(sign in self.text for sign in "{*()")
+
+    @cached_property
+    def _compiled(self) -> re.Pattern[str]:
+        return re.compile(self._regex)
 
     @cached_property
     def _regex(self) -> str:
@@ -70,7 +81,25 @@ class Pattern:
         return out
 
 
-def any_exists(patterns: Iterable[Pattern], names: Iterable[str]) -> bool:
-    """Is there a tensor or module with such a name?"""
-    modules = {n.rpartition(".")[0] for n in names} | set(names)
-    return any(p.match(name) for p in patterns for name in modules)
+class Present:
+    """Names of tensors and of the modules that hold them, to ask which patterns meet one."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        tensors = set(names)
+        self._names = tensors | {name.rpartition(".")[0] for name in tensors}
+        self._met: dict[str, bool] = {}
+
+    def __contains__(self, pattern: Pattern) -> bool:
+        if pattern.literal:
+            return pattern.text in self._names
+        if pattern.text not in self._met:
+            self._met[pattern.text] = any(pattern.match(name) for name in self._names)
+        return self._met[pattern.text]
+
+    def any(self, patterns: Iterable[Pattern]) -> bool:
+        """Is there a tensor or module with a name of one of these patterns?"""
+        return any(pattern in self for pattern in patterns)
+
+    def all(self, patterns: Iterable[Pattern]) -> bool:
+        """Is there a tensor or module for every one of these patterns?"""
+        return all(pattern in self for pattern in patterns)

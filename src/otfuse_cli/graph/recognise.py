@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +22,7 @@ from .covers import Shapes
 from .given import Config
 from .model import LayerGraph, OpKind
 from .order import base_order
-from .patterns import Pattern
+from .patterns import Pattern, Present
 from .spec import Spec, load_specs, parse_specs
 
 HOW_TO_GO_ON = (
@@ -77,7 +77,8 @@ def layer_graph(
         return _first_fit(known[arch], it)
     if arch.endswith((".yaml", ".yml")):
         specs = [s for spec in load_specs(Path(arch)) for s in _with_family(spec, known, arch)]
-        return _first_of([s for s in specs if _required(s, shapes)] or specs, it, f"spec {arch}")
+        likely = [s for s in specs if it.present.all(s.require)]
+        return _first_of(likely or specs, it, f"spec {arch}")
     if Path(arch).suffix:
         raise UnreadableInput(
             "not a spec", where=f"--arch {arch}", why="a spec ends in .yaml", fix=_ways(known)
@@ -93,6 +94,11 @@ class _Evidence:
     aliases: Mapping[str, tuple[str, ...]]
     config: Config | None
     label: str
+
+    @cached_property
+    def present(self) -> Present:
+        """Its names, to ask for."""
+        return Present(self.shapes)
 
     def bind(self, spec: Spec, where: str) -> LayerGraph:
         return bind(spec, self.shapes, aliases=self.aliases, config=self.config, where=where)
@@ -122,7 +128,7 @@ def _recognise(it: _Evidence, known: Mapping[str, tuple[Spec, ...]]) -> LayerGra
     misses: list[IncompatibleModels] = []
     candidates = [*(s for specs in known.values() for s in specs), *_numbered_chains(shapes)]
     for spec in candidates:
-        if not _required(spec, shapes):
+        if not it.present.all(spec.require):
             continue
         try:
             fits.append(_fit(spec, it))
@@ -162,14 +168,9 @@ def _differ(one: LayerGraph, other: LayerGraph) -> bool:
     return len(set(table.values())) != len(table)
 
 
-def _required(spec: Spec, shapes: Shapes) -> bool:
-    names = {*shapes, *(n.rpartition(".")[0] for n in shapes)}
-    return all(any(p.match(n) for n in names) for p in spec.require)
-
-
 def _first_fit(specs: Sequence[Spec], it: _Evidence) -> LayerGraph:
     """The first document of a family that fits; when named by hand, ambiguity is the user's say."""
-    fitting = [s for s in specs if _required(s, it.shapes)] or list(specs)
+    fitting = [s for s in specs if it.present.all(s.require)] or list(specs)
     for spec in fitting[:-1]:
         try:
             return _fit(spec, it, cautious=False)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import IncompatibleModels
-from .axes import Axis, axis_size, axis_units, rename_units
+from .axes import Axis, Unit, axis_size, axis_units, rename_units
 from .covers import Cover, Shapes
 from .model import LayerGraph
 from .spec import PINNED
@@ -31,14 +31,17 @@ def fit_axis(axis: Axis, length: int, sizes: Mapping[str, int]) -> dict[str, int
             raise ValueError(f"the axis has {length} positions, `{axis}` makes {got}")
         return {}
     (space,) = unknown
+    if isinstance(axis, Unit) and length:
+        return {space: length}
+    inside = {u: sizes.get(u, 0) for u in axis_units(axis)}
     low, high = 1, max(length, 1)
     while low < high:  # the size of an axis grows with each of its spaces
         middle = (low + high) // 2
-        if axis_size(axis, {**sizes, space: middle}) < length:
+        if axis_size(axis, {**inside, space: middle}) < length:
             low = middle + 1
         else:
             high = middle
-    if axis_size(axis, {**sizes, space: low}) != length:
+    if axis_size(axis, {**inside, space: low}) != length:
         raise ValueError(f"no size of {space} makes `{axis}` {length} positions long")
     return {space: low}
 
