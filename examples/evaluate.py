@@ -3,8 +3,9 @@
     python examples/evaluate.py CKPT...
 
 The network is told from the tensor names. Data and pairs come from the folder that OTFUSE_SHARED
-names (default: ../shared beside the checkout), the full test sets unless --limit N says otherwise.
-CIFAR-10 needs Pillow, and is decoded once into the folder for temporary files.
+names (default: ../shared beside the checkout), the full test sets unless --limit N says otherwise:
+N images drawn by --seed, of each class its share. CIFAR-10 needs Pillow, and is decoded once into
+the folder for temporary files.
 """
 
 from __future__ import annotations
@@ -131,10 +132,30 @@ def vit(w: StateDict, x: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-def accuracy(w: StateDict, limit: int | None = None) -> float:
-    """Percent of the test set that a state dict of one of the four networks gets right."""
+def draw(labels: torch.Tensor, number: int, seed: int = 0) -> torch.Tensor:
+    """Positions of `number` samples, drawn by seed, every class in proportion; in order.
+
+    Test sets are often sorted by class: the first thousand images of CIFAR-10 show two classes.
+    """
+    if not 1 <= number <= len(labels):
+        raise SystemExit(f"--limit {number}: there are {len(labels)} images")
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    # How far through its class each sample stands; classes of any size are used up side by side.
+    place = torch.empty(len(labels), dtype=torch.float64)
+    for label in labels.unique():
+        own = order[labels[order] == label]
+        place[own] = (torch.arange(len(own), dtype=torch.float64) + 0.5) / len(own)
+    chosen = order[place[order].argsort(stable=True)[:number]]
+    return chosen.sort().values
+
+
+def accuracy(w: StateDict, limit: int | None = None, seed: int = 0) -> float:
+    """Percent of the test set, or of `limit` images of it, that a state dict gets right."""
     x, y = (mnist if "fc1.weight" in w else cifar)()
-    return accuracy_on(w, x[:limit], y[:limit])
+    if limit is None:
+        return accuracy_on(w, x, y)
+    chosen = draw(y, limit, seed)
+    return accuracy_on(w, x[chosen], y[chosen])
 
 
 def accuracy_on(w: StateDict, x: torch.Tensor, y: torch.Tensor) -> float:
@@ -160,7 +181,8 @@ def accuracy_on(w: StateDict, x: torch.Tensor, y: torch.Tensor) -> float:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("checkpoints", nargs="+", metavar="CKPT")
-    parser.add_argument("--limit", type=int, help="only the first N test images")
+    parser.add_argument("--limit", type=int, help="only N test images, of each class its share")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw of --limit")
     arguments = parser.parse_args()
     for path in arguments.checkpoints:
-        print(f"{accuracy(load(path), arguments.limit):6.2f} %  {path}")
+        print(f"{accuracy(load(path), arguments.limit, arguments.seed):6.2f} %  {path}")

@@ -72,6 +72,7 @@ def mlp(seed: int, widths: tuple[int, ...] = (12, 9, 8, 7, 5)) -> State:
 
 A, B = mlp(0), mlp(1)
 MEAN = {n: B[n] + 0.5 * (A[n] - B[n]) for n in B}
+SCALE = torch.full((9,), 0.01)
 PLAIN: Lines = ["--align", "none"]
 
 
@@ -765,6 +766,12 @@ TENSORS = [
         build=st({**B, "fc1.weight": B["fc1.weight"].to(torch.int8)}),
         code=3,
         words=("a quantised checkpoint", "fc1.weight"),
+    ),
+    Case(
+        *("`.safetensors`", "float8", "scales beside it, of any name", "exit 3, names both"),
+        build=st({**B, "fc1.weight": B["fc1.weight"].to(torch.float8_e4m3fn), "fc1.s": SCALE}),
+        code=3,
+        words=("a quantised checkpoint", "fc1.weight", "fc1.s"),
     ),
     Case(
         *("`.pt`", "qint8", "a quantised tensor", "exit 3, names the tensor"),

@@ -30,6 +30,39 @@ def example(name: str, folder: Path = EXAMPLES):
         del sys.path[: len(added)]
 
 
+@pytest.mark.parametrize(
+    ("sizes", "number"),
+    [((100,) * 10, 50), ((1000,) * 10, 1000), ((500, 100, 300), 90), ((7, 7), 5), ((3, 2, 4), 9)],
+)
+def test_a_limit_takes_every_class_in_proportion(sizes, number):
+    """Of labels in runs, as test sets come; the first N would be of the first classes alone."""
+    draw = example("evaluate").draw
+    labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    chosen = draw(labels, number)
+    assert len(set(chosen.tolist())) == number
+    found = labels[chosen].bincount(minlength=len(sizes)).double()
+    share = torch.tensor(sizes, dtype=torch.float64) * number / sum(sizes)
+    assert (found - share).abs().max() <= 1
+    assert torch.equal(chosen, draw(labels, number))
+    if number < sum(sizes):
+        assert not torch.equal(chosen, draw(labels, number, seed=1))
+    with pytest.raises(SystemExit, match=str(sum(sizes))):
+        draw(labels, sum(sizes) + 1)
+
+
+def test_the_accuracy_of_a_limit_is_near_that_of_all(monkeypatch):
+    """A network that knows the first two of ten classes is right on a fifth, not on everything."""
+    evaluate = example("evaluate")
+    labels = torch.repeat_interleave(torch.arange(10), 100)
+    images = torch.nn.functional.one_hot(labels, 10).float()
+    monkeypatch.setattr(evaluate, "mnist", lambda: (images, labels))
+    knows = torch.diag(torch.tensor([1.0, 1.0] + [0.0] * 8))
+    for seed in range(3):
+        assert evaluate.accuracy({"fc1.weight": knows}, 100, seed) == pytest.approx(20, abs=10)
+    whole = evaluate.accuracy({"fc1.weight": knows})
+    assert whole == pytest.approx(evaluate.accuracy({"fc1.weight": knows}, 1000))
+
+
 @pytest.fixture
 def data(shared):
     return shared / "data" / "mnist.npz"

@@ -90,7 +90,17 @@ def test_the_draw_depends_on_the_seed_alone():
     assert one.labels.tolist() == again.labels.tolist() != other.labels.tolist()
     assert len(set(one.labels.tolist())) == 20
     assert torch.equal(one.args[0], torch.tensor(x)[one.labels])
-    assert load_samples({"x": x, "y": y}, image_net(), number=99).labels.tolist() == y.tolist()
+    assert load_samples({"x": x, "y": y}, image_net()).labels.tolist() == y.tolist()
+
+
+@pytest.mark.parametrize("number", [50, 51, 99, 400, 10_000])
+def test_a_file_sorted_by_class_is_not_split_by_class(number):
+    """Fusions hold out the last fifth of their inputs, and judge on the first ones."""
+    x, y = images(50), np.repeat(np.arange(5), 10)
+    found = load_samples({"x": x, "y": y}, image_net(), number=number, seed=1)
+    assert sorted(found.labels.tolist()) == y.tolist()
+    assert len(set(found.labels[-10:].tolist())) > 2
+    assert len(set(found.labels[:10].tolist())) > 2
 
 
 def test_take_and_batches():

@@ -19,6 +19,7 @@ from .extras import Extras, extras_of
 from .folder import folder_contents, is_folder
 from .mosaic import Mosaic
 from .names import TensorInfo, common_prefix, quantised_key, shown
+from .quantised import quantised, refuse_codes
 from .rebuild import Unsupported
 from .unpickle import Table
 
@@ -82,6 +83,11 @@ class Checkpoint:
         if isinstance(entry, torch.Tensor):
             return self.contents.read(entry[first:last])
         return self.read(name)[first:last]
+
+    def first_rows(self, name: str, most: int) -> torch.Tensor:
+        """At most that many rows of a tensor; a single number as it is."""
+        shape = self.infos[name].shape
+        return self.read_rows(name, 0, min(shape[0], most)) if shape else self.read(name)
 
     def hash_while_reading(self) -> None:
         """Take the digest from what is read from now on, instead of reading all once more."""
@@ -228,7 +234,7 @@ def _assemble(contents: Contents, label: str, key: str | None) -> Checkpoint:
             _check_entry(label, name, leaf)
             entry = contents.locate(name, leaf)
             if isinstance(entry, Entry):
-                _refuse_codes(label, name, entry)
+                _refuse_bytes(label, name, entry)
                 found[name] = entry
     prefix = common_prefix(list(found), lightning="state_dict" in path)
     entries: dict[str, Entry] = {}
@@ -249,9 +255,11 @@ def _assemble(contents: Contents, label: str, key: str | None) -> Checkpoint:
         versions=versions_of(_metadata(table)),
     )
     ties = {name: tuple(others) for name, others in aliases.items()}
-    return Checkpoint(
+    checkpoint = Checkpoint(
         contents=contents, label=label, container=container, entries=entries, aliases=ties
     )
+    refuse_codes(checkpoint.infos, checkpoint.first_rows, label)
+    return checkpoint
 
 
 def _metadata(table: Mapping[Any, Any]) -> Any:
@@ -271,7 +279,7 @@ def _check_entry(label: str, name: str, entry: Any) -> None:
             fix="rename it and save the file again",
         )
     if quantised_key(name):
-        raise _quantised(where)
+        raise quantised(where)
     if isinstance(entry, Unsupported):
         raise UnreadableInput(
             "a tensor that can't be fused",
@@ -281,20 +289,11 @@ def _check_entry(label: str, name: str, entry: Any) -> None:
         )
 
 
-def _refuse_codes(label: str, name: str, entry: Entry) -> None:
+def _refuse_bytes(label: str, name: str, entry: Entry) -> None:
     """A matrix of small integers where a layer has its weight is codes, scales or not."""
     last = name.rpartition(".")[2]
     if last == "weight" and len(entry.shape) > 1 and entry.dtype in (torch.int8, torch.uint8):
-        raise _quantised(f"{label}, tensor {shown(name)}")
-
-
-def _quantised(where: str) -> UnreadableInput:
-    return UnreadableInput(
-        "a quantised checkpoint",
-        where=where,
-        why="its weights are codes that mean nothing without their scales",
-        fix="use the checkpoint it was quantised from, or dequantise it first",
-    )
+        raise quantised(f"{label}, tensor {shown(name)}")
 
 
 def _identity(name: str, entry: Entry) -> Any:

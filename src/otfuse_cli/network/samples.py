@@ -77,7 +77,8 @@ def load_samples(
             memory. Inputs are called `x`, `inputs`, or like parameters of the network's forward;
             labels `y` or `labels`.
         network: Its example inputs say what one sample looks like. On any device.
-        number: Drawn without replacement; all of them, in order, when None or larger.
+        number: Drawn without replacement; where it is larger, all of them in a drawn order (files
+            are often sorted by class, and some are held out); all, in order, when None.
         seed: Of the draw, which depends on nothing else but the number of samples there are.
         need_labels: Refuse samples without labels.
 
@@ -235,10 +236,10 @@ def _count(chosen: Mapping[str, Tensor], labels: Tensor | None, label: str) -> i
 
 
 def _draw(count: int, number: int | None, seed: int) -> Tensor | None:
-    """Positions of the drawn samples; None for all of them in order."""
+    """Positions of the drawn samples, in a drawn order; None for all of them in order."""
     if number is not None and number < 1:
         raise UsageError("at least one sample is needed", where=f"--num-samples {number}")
-    if number is None or number >= count:
+    if number is None:
         return None
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:number]
 
