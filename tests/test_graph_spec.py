@@ -253,7 +253,7 @@ def test_inputs_of_two_sizes_are_two_pinned_spaces():
         ("same: [a]\nlayers: {a: b}", "can't read"),
         ("tied: [a]\nlayers: {a: b}", "can't read"),
         ("pinned: [a]\nlayers: {a: b}", "spaces to reasons"),
-        ("norms: batch\nlayers: {a: b}", "norms"),
+        ("norms: group\nlayers: {a: b}", "norms"),
         ("sizes: {h: [1]}\nlayers: {a: b}", "config.json"),
         ("sizes: {h: true}\nlayers: {a: b}", "positive"),
         ("layers: {(a|b: c}", "is not a name"),

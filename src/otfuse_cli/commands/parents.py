@@ -20,6 +20,7 @@ from ..graph.axes import axis_units
 from ..graph.model import LayerGraph
 from ..graph.plain import plain_graph
 from ..graph.sizes import few, resize
+from ..graph.stored_shapes import StoredShapes
 from ..graph.streams import has_heads
 from ..network.architecture import Architecture, architecture, output_ties
 from ..report import AxisRecord, GraphRecord, Pinned, TensorRecord
@@ -234,9 +235,13 @@ def find_medoid(parents: Parents, recipe: Recipe, runtime: Runtime) -> int:
     return medoid(parents.models, recipe, runtime)
 
 
-def shapes_of(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+def shapes_of(checkpoint: Checkpoint) -> StoredShapes:
     """Shape of every tensor, in the order of the file."""
-    return {name: info.shape for name, info in checkpoint.infos.items()}
+    infos = checkpoint.infos
+    return StoredShapes(
+        {name: info.shape for name, info in infos.items()},
+        {name: str(info.dtype).removeprefix("torch.") for name, info in infos.items()},
+    )
 
 
 # In place of a position until the models are open.

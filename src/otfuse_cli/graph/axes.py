@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 
 
@@ -70,14 +71,12 @@ def axis_size(axis: Axis, sizes: Mapping[str, int]) -> int:
 
 def axis_units(axis: Axis) -> Iterator[str]:
     """Spaces named in `axis`, in order of appearance, repeats included."""
-    match axis:
-        case Unit(space):
-            yield space
-        case Fixed():
-            return
-        case Prod(children) | Cat(children):
-            for child in children:
-                yield from axis_units(child)
+    if isinstance(axis, Unit):
+        return iter((axis.space,))
+    if isinstance(axis, Fixed):
+        return iter(())
+    children = axis.factors if isinstance(axis, Prod) else axis.parts
+    return chain.from_iterable(map(axis_units, children))
 
 
 def product(*factors: Axis) -> Axis:

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from .axes import axis_units
+from .axes import Fixed, axis_units
 from .chain import chain_lines
 from .covers import Cover, Shapes, agree, cover_tensors, identify, with_ties
 from .given import Config, architectures, check_sizes, given_sizes, hold, how_to_give
 from .model import GraphTensor, LayerGraph, Op, OpKind, Role, Space, TensorAxis
 from .operations import Node, operations, ordered_nodes
-from .order import base_order
 from .patterns import Present
-from .sizes import is_pinned, name_pinned, solve_sizes
+from .sizes import few, is_pinned, name_pinned, solve_sizes
 from .spec import PINNED, Spec
+from .stored_shapes import in_order
 
 UNREAD = "no layer reads it, it may be an output"
 UNMADE = "no layer makes it, it may be an input"
@@ -48,7 +48,7 @@ def bind(
     """
     aliases = aliases or {}
     lines = (*chain_lines(spec.chain, shapes, where), *spec.lines)
-    names = base_order(list(shapes))
+    names = in_order(shapes)
     ties = with_ties(spec.tied, shapes, aliases)
     covers, families = cover_tensors(lines, names, shapes, ties, where)
     told = Present([*names, *architectures(config)])
@@ -64,7 +64,9 @@ def bind(
     check_sizes(spec, sizes, config, where)
     agree(covers)
     name_pinned(covers, shapes, sizes)
-    warnings = (how_to_give(spec, held, unknown),) if held else ()
+    warnings: tuple[str, ...] = (how_to_give(spec, held, unknown),) if held else ()
+    if loose := [name for name in names if shapes[name] and name not in covers]:
+        warnings += (f"{few(loose)}: integers that no line of {where} is for stay as they are",)
     reasons = {**_pinned(spec, covers, Present(present)), **held}
     graph = _assemble(spec, shapes, covers, nodes, sizes, families, aliases, reasons, where)
     tensors = {
@@ -118,7 +120,7 @@ def _assemble(
                 TensorAxis(a, r) for a, r in zip(covers[name].axes, covers[name].roles, strict=True)
             )
             if name in covers
-            else (),
+            else tuple(TensorAxis(Fixed(n), frozenset({Role.FIXED})) for n in shapes[name]),
             aliases.get(name, ()),
         )
         for name in shapes

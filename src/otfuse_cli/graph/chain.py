@@ -10,9 +10,12 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ..errors import IncompatibleModels
-from .order import base_order
+from .order import natural_key
 from .patterns import Pattern
 from .spec import PINNED, Line
+from .stored_shapes import in_order, integers
+
+GIVE_THE_NETWORK = "give the network: --arch net.py:make_net"
 
 
 def chain_modules(
@@ -20,16 +23,26 @@ def chain_modules(
 ) -> dict[str, list[str]]:
     """Modules that the patterns name, pattern by pattern, in order, with their tensors."""
     modules: dict[str, list[str]] = {}
-    for name in base_order(list(shapes)):
-        if shapes[name]:
+    whole = integers(shapes)
+    for name in in_order(shapes):
+        if shapes[name] and name not in whole:
             modules.setdefault(name.rpartition(".")[0], []).append(name)
     found: dict[str, list[str]] = {}
     for pattern in patterns:
-        candidates = [pattern.text] if pattern.literal else list(modules)
-        for module in candidates:
-            if module in modules and module not in found and pattern.match(module) is not None:
-                found[module] = modules[module]
+        candidates = [pattern.text] if pattern.literal else modules
+        named = [m for m in candidates if m in modules and pattern.match(m) is not None]
+        for module in _numbered(named):
+            found.setdefault(module, modules[module])
     return found
+
+
+def _numbered(modules: list[str]) -> list[str]:
+    """Children of a Sequential by their numbers, whatever the order of the file; others as given.
+
+    Files in several parts list their tensors part by part.
+    """
+    numbers = [module.rpartition(".")[2] for module in modules]
+    return sorted(modules, key=natural_key) if all(map(str.isdigit, numbers)) else modules
 
 
 def matrix_of(tensors: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
@@ -58,7 +71,7 @@ def chain_lines(
         )
     last = list(layers)[-1]
     lines: list[Line] = []
-    before, width, group = "in", 0, ""
+    before, width, group, deep = "in", 0, "", False
     for module in modules:
         if module not in layers:  # a norm on the output of the layer before it
             if not group:
@@ -72,10 +85,14 @@ def chain_lines(
         if rest or not factor or (factor > 1 and len(shapes[weight]) > 2):
             why = f"axis 1 has {columns} positions, the layer before it makes {width}"
             raise _broken(module, weight, where, why)
+        if factor > 1 and not deep:
+            # Nothing is flattened between two linear layers: two branches are put together here.
+            why = f"axis 1 has {columns} positions, {factor} times the {width} that the linear "
+            raise _broken(module, weight, where, why + "layer before it makes")
         group = "out" if module == last else _space(module)
         source = before if factor == 1 else f"{before} * {factor}"
         lines.append(Line((Pattern(module),), f"{group} <- {source}", out=group, inp=source))
-        before, width = group, rows
+        before, width, deep = group, rows, len(shapes[weight]) > 2
     return tuple(lines)
 
 
@@ -91,5 +108,5 @@ def _broken(module: str, tensor: str, where: str, why: str) -> IncompatibleModel
         "not a plain chain",
         where=f"{tensor}, module {module}, of {where}",
         why=why,
-        fix="write a spec with one line per module (docs/spec.md)",
+        fix=f"{GIVE_THE_NETWORK}, or write a spec with one line per module (docs/spec.md)",
     )

@@ -12,10 +12,11 @@ from .expressions import parse_expression, substitute
 from .model import Role
 from .patterns import Match, Pattern, Present
 from .spec import PINNED, Line, Same, Tied
+from .stored_shapes import integers
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-_GAINS = {"weight", "gamma", "gain", "scale", "weight_g"}
+GAINS = {"weight", "gamma", "gain", "scale", "weight_g"}
 
 
 @dataclass
@@ -67,11 +68,19 @@ def cover_tensors(
 ) -> tuple[dict[str, Cover], dict[str, str]]:
     """Cover every non-scalar tensor; also the families declared on the way (space to index).
 
+    Integers that no line is for are left uncovered: they are never averaged, and need no units.
+
     Raises:
         IncompatibleModels: A tensor that no line matches, or one whose line doesn't fit it.
     """
-    tensors = [name for name in names if shapes[name]]
     table = LineTable(lines)
+    whole = integers(shapes)
+    mirrored = {(_module(n), shapes[n]) for n in shapes if n not in whole} if whole else set()
+    tensors = [
+        name
+        for name in names
+        if shapes[name] and (name not in whole or _meant(table, name, shapes[name], mirrored))
+    ]
     reader = _Reader(where, table, *_survey(table, tensors))
     covers: dict[str, Cover] = {}
     for name in tensors:
@@ -79,6 +88,22 @@ def cover_tensors(
         for alias in aliases.get(name, ()):
             covers[name].others.append(reader.cover(alias, shapes[name]))
     return covers, reader.families
+
+
+def _meant(
+    table: LineTable, name: str, shape: tuple[int, ...], mirrored: set[tuple[str, tuple[int, ...]]]
+) -> bool:
+    """Whether a line is for these integers: it names them, lists axes, or they mirror a weight."""
+    found = table.find(name)
+    if found is None:
+        return False
+    line = table[found[0]]
+    named = any(pattern.match(name) for pattern in line.patterns)
+    return bool(line.axes) or named or (_module(name), shape) in mirrored
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def identify(
@@ -258,4 +283,4 @@ class _Reader:
 def _vector_role(part: str) -> Role:
     if part == "running_var":
         return Role.VARIANCE
-    return Role.SCALE if part in _GAINS else Role.VECTOR
+    return Role.SCALE if part in GAINS else Role.VECTOR

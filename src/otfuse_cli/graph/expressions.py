@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .axes import Axis, Fixed, Unit, concat, product
 from .patterns import Captures, Pattern
@@ -99,7 +100,13 @@ def parse_expression(text: str, captures: Captures, *, made: Collection[str] = (
     """
     if _NAME.fullmatch(text):  # most axes of most specs
         return Expression(Unit(text), {})
-    return _Parser(substitute(write_out(text, captures, made), captures)).parse()
+    return _parsed(substitute(write_out(text, captures, made), captures))
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> Expression:
+    """The same few expressions stand for all tensors of a block."""
+    return _Parser(text).parse()
 
 
 def check_expression(text: str) -> None:

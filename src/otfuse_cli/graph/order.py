@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
+from itertools import groupby
 
 from .cycles import strong_components
 
@@ -19,10 +20,16 @@ def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
     return tuple((0, int(p), "") if p.isdigit() else (1, 0, p) for p in pieces if p)
 
 
-def base_order(names: Sequence[str]) -> list[str]:
+def base_order(names: Sequence[str], dtypes: Mapping[str, str] | None = None) -> list[str]:
     """The order of the file, or the natural order where the file is merely sorted by name."""
-    listed = list(names)
-    return sorted(listed, key=natural_key) if listed == sorted(listed) else listed
+    return sorted(names, key=natural_key) if is_by_name(names, dtypes or {}) else list(names)
+
+
+def is_by_name(names: Sequence[str], dtypes: Mapping[str, str]) -> bool:
+    """Whether a file lists its names in alphabetical order, dtype by dtype, as safetensors does."""
+    runs = [(dtype, list(run)) for dtype, run in groupby(names, key=lambda n: dtypes.get(n, ""))]
+    one_run_each = len({dtype for dtype, _ in runs}) == len(runs)
+    return one_run_each and all(run == sorted(run) for _, run in runs)
 
 
 def execution_order(

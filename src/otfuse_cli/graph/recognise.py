@@ -12,22 +12,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import resources
-from itertools import pairwise
+from itertools import chain
 from pathlib import Path
 
 from ..errors import IncompatibleModels, UnreadableInput
+from .adapters import refuse_adapter
 from .bind import bind, first_unproven
-from .chain import chain_modules, matrix_of
+from .chain import GIVE_THE_NETWORK
+from .chain_evidence import against_chain
 from .covers import Shapes
+from .evidence import against_family, against_model
 from .given import Config
 from .model import LayerGraph, OpKind
-from .order import base_order
 from .patterns import Pattern, Present
+from .sizes import few
 from .spec import Spec, load_specs, parse_specs
+from .stored_shapes import in_order, integers
 
 HOW_TO_GO_ON = (
-    "say what the network is: --arch mlp (linear layers in order), --arch FAMILY "
-    "({families}), or --arch spec.yaml with one line per module (docs/spec.md)"
+    GIVE_THE_NETWORK + " (a function that makes it; or hf:DIR, timm:NAME, torchvision:NAME); or "
+    "describe it: --arch spec.yaml with one line per module (docs/spec.md), --arch FAMILY "
+    "({families}), --arch mlp (linear layers in order)"
 )
 
 A_CHAIN = "a chain of linear layers, activations unit by unit, no skips"
@@ -69,10 +74,12 @@ def layer_graph(
     """
     known = families()
     it = _Evidence(shapes, aliases or {}, config, label)
+    if arch in ("auto", "mlp") or arch in known:
+        refuse_adapter(shapes, label)
     if arch == "auto":
         return _recognise(it, known)
     if arch == "mlp":
-        return it.bind(_mlp(shapes, label), "arch mlp")
+        return _with_norms_told(it.bind(_mlp(shapes, label), "arch mlp"))
     if arch in known:
         return _first_fit(known[arch], it)
     if arch.endswith((".yaml", ".yml")):
@@ -180,12 +187,20 @@ def _first_fit(specs: Sequence[Spec], it: _Evidence) -> LayerGraph:
 
 
 def _first_of(specs: Sequence[Spec], it: _Evidence, where: str) -> LayerGraph:
+    """The first document of a spec file that fits; what speaks against its family counts."""
+
+    def bound(spec: Spec) -> LayerGraph:
+        graph = it.bind(spec, where)
+        if spec.require and (why := next(against_family(spec, graph, it.shapes), None)) is not None:
+            raise _doubt(where, why)
+        return graph
+
     for spec in specs[:-1]:
         try:
-            return it.bind(spec, where)
+            return bound(spec)
         except IncompatibleModels:
             continue
-    return it.bind(specs[-1], where)
+    return bound(specs[-1])
 
 
 def _fit(spec: Spec, it: _Evidence, *, cautious: bool = True) -> LayerGraph:
@@ -194,76 +209,53 @@ def _fit(spec: Spec, it: _Evidence, *, cautious: bool = True) -> LayerGraph:
     graph = it.bind(spec, where)
     if (why := first_unproven(graph)) is not None:
         raise _doubt(where, why)
-    if spec.norms == "uniform":
-        _require_uniform_norms(graph, where)
-    if spec.chain and cautious:
-        for reason in _chain_doubts(spec, it.shapes):
-            raise _doubt(where, reason)
-    return graph
+    signs = against_family(spec, graph, it.shapes)
+    if cautious:
+        signs = chain(signs, against_model(spec, it.config))
+        if spec.chain:
+            signs = chain(signs, against_chain(spec, it.shapes))
+    if (why := next(signs, None)) is not None:
+        raise _doubt(where, why)
+    return _with_norms_told(graph) if spec.name == "mlp" else graph
+
+
+def _with_norms_told(graph: LayerGraph) -> LayerGraph:
+    """Norms without running statistics are no sign against linear layers; they are declared."""
+    norms = [op.name for op in graph.ops if op.kind is OpKind.NORM and op.detail == "layer"]
+    if not norms:
+        return graph
+    return replace(graph, assumes=f"{graph.assumes}, {few(norms)} a LayerNorm over all units")
 
 
 def _doubt(where: str, why: str) -> IncompatibleModels:
     return IncompatibleModels("a family does not fit", where=where, why=why)
 
 
-def _require_uniform_norms(graph: LayerGraph, where: str) -> None:
-    """Pre-activation variants have the same names but a layer without its norm somewhere."""
-    writers = [op for op in graph.ops if op.kind in (OpKind.LINEAR, OpKind.CONV, OpKind.NORM)]
-    bare = normed = None
-    for op, after in pairwise(writers):
-        if op.kind is OpKind.CONV:
-            if after.kind is OpKind.NORM:
-                normed = op.name
-            else:
-                bare = op.name
-    if bare and normed:
-        raise _doubt(where, f"{normed} is followed by a norm, {bare} is not")
-
-
-def _chain_doubts(spec: Spec, shapes: Shapes) -> Iterator[str]:
-    """Signs that a net of chain-like names is not a plain chain, or is one read backwards."""
-    modules = chain_modules(spec.chain, shapes)
-    weights = [(m, w) for m, ts in modules.items() if (w := matrix_of(ts, shapes)) is not None]
-    if len(shapes[weights[-1][1]]) > 2:
-        yield "the last layer is a convolution; the family ends in a linear layer"
-    for _, weight in weights:
-        if any(size % 2 == 0 for size in shapes[weight][2:]):
-            yield f"{weight} {list(shapes[weight])}: an even kernel may be a transposed convolution"
-    numbers = [
-        int(found[0]) for m, _ in weights if (found := re.findall(r"\d+$", m)) is not None and found
-    ]
-    gaps = any(b - a > 1 for a, b in pairwise(numbers))
-    if not gaps:
-        # Numbered without gaps, these may be attributes of a class whose forward adds a skip.
-        rows = [shapes[w][0] for _, w in weights[:-1]]
-        widths = [shapes[weights[0][1]][1], *rows]
-        twice = next((n for i, n in enumerate(widths) if n in widths[:i]), None)
-        if twice is not None:
-            yield (
-                f"two of its layers are {twice} wide, so a skip connection between them can't be "
-                "ruled out from names and shapes; if it is a plain chain, say --arch mlp"
-            )
-
-
 def _numbered_chains(shapes: Shapes) -> Iterator[Spec]:
     """A net whose layers are one numbered list: fc1..fc4, 0..6, layers.0..layers.4."""
-    modules = {n.rpartition(".")[0] for n in shapes if shapes[n]}
-    prefixes = {re.sub(r"\d+$", "", m) for m in modules}
-    if len(prefixes) == 1 and all(re.search(r"\d$", m) for m in modules):
-        yield Spec("mlp", chain=(Pattern(f"{prefixes.pop()}*"),), act="relu", assumes=A_CHAIN)
+    whole = integers(shapes)
+    layers = {
+        n.rpartition(".")[0] for n, shape in shapes.items() if len(shape) > 1 and n not in whole
+    }
+    prefixes = {re.sub(r"\d+$", "", m) for m in layers}
+    if len(prefixes) == 1 and all(re.search(r"\d$", m) for m in layers):
+        deep = any(len(shape) > 2 for n, shape in shapes.items() if n not in whole)
+        norms = "batch" if deep else ""
+        chain = (Pattern(f"{prefixes.pop()}*"),)
+        yield Spec("mlp", chain=chain, act="relu", norms=norms, assumes=A_CHAIN)
 
 
 def _mlp(shapes: Shapes, label: str) -> Spec:
     """Every linear layer, in order; the user says so."""
-    modules = list(
-        dict.fromkeys(n.rpartition(".")[0] for n in base_order(list(shapes)) if shapes[n])
-    )
-    deep = next((n for n in shapes if len(shapes[n]) > 2), None)
+    whole = integers(shapes)
+    floating = [n for n in in_order(shapes) if shapes[n] and n not in whole]
+    deep = next((n for n in floating if len(shapes[n]) > 2), None)
     if deep is not None:
         raise IncompatibleModels(
             "not an MLP",
             where=f"{deep} {list(shapes[deep])} of {label}",
             why="it has more than two axes",
-            fix="write a spec (docs/spec.md)",
+            fix=f"{GIVE_THE_NETWORK}, or write a spec (docs/spec.md)",
         )
+    modules = dict.fromkeys(n.rpartition(".")[0] for n in floating)
     return Spec("mlp", chain=tuple(Pattern(m) for m in modules), act="relu", assumes=A_CHAIN)

@@ -95,10 +95,13 @@ class Spec:
         same: Conditional identifications of spaces.
         act: `relu` or `other`: the function between layers.
         require: Names that must exist (families only).
-        norms: `uniform`: every layer has a norm, or none has (families only); `rms`: their kind.
+        norms: `batch`, `layer`, `rms`: their kind; `uniform`: BatchNorm behind every layer, or
+            behind none. Only `rms` means anything outside of families.
         pinned: Spaces that stay in place, and why.
         tied: Tensors that stand for others which the file leaves out.
         family: The bundled family that this spec is, with sizes of its own.
+        either: Names of which a network has one (families only).
+        models: What a config.json may call such a model (families only).
         assumes: What a network with these names is taken to compute, in plain words.
     """
 
@@ -114,12 +117,14 @@ class Spec:
     pinned: tuple[Pinned, ...] = ()
     tied: tuple[Tied, ...] = ()
     family: str = ""
+    either: tuple[tuple[Pattern, ...], ...] = ()
+    models: tuple[str, ...] = ()
     assumes: str = ""
 
 
 _KEYS = {
     "name", "layers", "chain", "sizes", "same", "act", "require", "norms", "description",
-    "pinned", "tied", "family", "check", "assumes",
+    "pinned", "tied", "family", "check", "assumes", "either", "models",
 }  # fmt: skip
 _BODY = {"layers", "chain", "family"}
 
@@ -178,10 +183,15 @@ def _document(data: Any, where: str, name: str) -> Spec:
         same=tuple(_same(s, where) for s in _strings(data.get("same"), "same", where)),
         act=act,
         require=_patterns(_strings(data.get("require"), "require", where), where),
-        norms=_one_of(data, "norms", ("", "uniform", "rms"), where),
+        norms=_one_of(data, "norms", ("", "uniform", "batch", "layer", "rms"), where),
         pinned=tuple(_pinned(str(k), str(v), where) for k, v in pinned.items()),
         tied=tuple(_tied(s, where) for s in _strings(data.get("tied"), "tied", where)),
         family=str(data.get("family", "")),
+        either=tuple(
+            _patterns(group.split(","), where)
+            for group in _strings(data.get("either"), "either", where)
+        ),
+        models=tuple(_strings(data.get("models"), "models", where)),
         assumes=str(data.get("assumes", "")).strip(),
     )
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..graph.axes import Axis
 from ..graph.covers import Shapes
 from ..graph.model import LayerGraph, Op, OpKind, Role
+from ..graph.stored_shapes import integers
 from .factory import Network
 
 _EXAMPLES = 4  # inputs to trace and check on
@@ -68,7 +69,7 @@ def mlp_network(graph: LayerGraph, shapes: Shapes) -> Network | None:
     if not layers or not all(relu_after[:-1]):
         return None
     network = _assembled(layers, relu_after)
-    if network is None or set(network.state_dict()) != set(shapes):
+    if network is None or set(network.state_dict()) != shapes.keys() - integers(shapes):
         return None
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(_EXAMPLES, layers[0][1].in_features, generator=generator)
