@@ -24,6 +24,7 @@ from ..report import Checks, Report
 from ..runtime import Progress, Stopwatch, peak_rss_bytes, silent
 from .parents import graph_record, shapes_of, tensor_records
 from .requests import CheckRequest
+from .ties import tie
 
 # Leave-one-out costs a forward pass for each member; a larger graph is checked in part.
 _MOST_MEMBERS = 1500
@@ -38,8 +39,9 @@ def check(request: CheckRequest, *, progress: Progress = silent) -> Report:
         OtfuseError: See docs/exit-codes.md.
     """
     watch = Stopwatch()
-    with open_checkpoint(request.checkpoint, key=request.key) as checkpoint:
+    with open_checkpoint(request.checkpoint, key=request.key) as stored:
         with watch("graph"):
+            checkpoint = tie((stored,), 0, request.arch).checkpoints[0]
             known = architecture(
                 request.arch,
                 shapes_of(checkpoint),

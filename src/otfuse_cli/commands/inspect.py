@@ -35,6 +35,7 @@ from .parents import (
     tensor_records,
 )
 from .requests import InspectRequest, normalised
+from .ties import tie
 
 
 def inspect(request: InspectRequest, *, progress: Progress = silent) -> Report:
@@ -98,6 +99,8 @@ def _parents(
     """The models on one graph, and the report with what the anchor is and how the others differ."""
     at = anchor_index(request.anchor, len(checkpoints))
     chosen = 0 if at == MEDOID else at
+    one = tie(checkpoints, chosen, request.arch)
+    checkpoints = one.checkpoints
     while True:
         known = find_architecture(
             checkpoints, chosen, request.arch, free_outputs=request.free_outputs
@@ -109,7 +112,7 @@ def _parents(
             graph=graph_record(known.graph),
             checks=declared(known.graph),
             differences=compare(known.graph, checkpoints, chosen),
-            warnings=known.graph.warnings,
+            warnings=(*one.warnings, *known.graph.warnings),
         )
         try:
             parents = fit(

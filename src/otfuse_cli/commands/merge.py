@@ -425,7 +425,8 @@ def _write(
         # The next piece is averaged while this one is hashed and written.
         for name, first, piece in ahead(pieces()):
             if by_rows is not None and first is not None:
-                by_rows(name, first, piece)
+                for own in parents.names(name):
+                    by_rows(own, first, piece)
                 continue
             for own, stored in parents.stored(name, piece).items():
                 out.put(own, stored.to(infos[own].dtype))

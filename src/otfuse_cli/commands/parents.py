@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from ..report import AxisRecord, GraphRecord, Pinned, TensorRecord
 from ..runtime import Runtime
 from .reconcile import reconcile
 from .requests import Source
+from .ties import OneTensor, tie
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Parents:
         store: A fused tensor of the anchor as the tensors of `stored_like`.
         weights: In place of the plan's, where they follow from what the models are.
         config: What the config.json of an output folder is to say in place of the anchor's.
+        copies: Names under which `stored_like` holds a tensor again.
     """
 
     models: tuple[Model, ...]
@@ -58,10 +60,17 @@ class Parents:
     store: Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]] | None = None
     weights: tuple[float, ...] | None = None
     config: Mapping[str, Any] | None = None
+    copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """Every name under which a tensor of the anchor is stored."""
+        return (name, *self.copies.get(name, ()))
 
     def stored(self, name: str, tensor: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """What is written for one fused tensor of the anchor."""
-        return {name: tensor} if self.store is None else self.store(name, tensor)
+        if self.store is None:
+            return {name: tensor, **{n: tensor.clone() for n in self.copies.get(name, ())}}
+        return self.store(name, tensor)
 
     @property
     def anchor(self) -> Model:
@@ -143,6 +152,9 @@ def assemble(
         UsageError: An output layer that can't be untied.
     """
     splits: tuple[Split, ...] = ()
+    stored = checkpoints[anchor_index]
+    one = OneTensor(tuple(checkpoints)) if untie else tie(checkpoints, anchor_index, arch)
+    checkpoints = one.checkpoints
     if untie:
         anchor = checkpoints[anchor_index]
         config, shapes = read_config(anchor.path), shapes_of(anchor)
@@ -150,7 +162,7 @@ def assemble(
             arch, shapes, aliases=anchor.aliases, config=config, label=anchor.label
         )
         if splits:
-            checkpoints = [Untied(c, splits) for c in checkpoints]
+            checkpoints = tuple(Untied(c, splits) for c in checkpoints)
     known = find_architecture(
         checkpoints,
         anchor_index,
@@ -160,6 +172,9 @@ def assemble(
         plain=plain,
     )
     parents = fit(known, checkpoints, anchor_index, device, strict=strict, vocab=vocab)
+    parents = replace(parents, warnings=(*one.warnings, *parents.warnings))
+    if one.copies:
+        parents = replace(parents, stored_like=stored, copies=one.copies)
     return _told(parents, splits) if untie else parents
 
 

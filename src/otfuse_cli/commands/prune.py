@@ -13,7 +13,7 @@ from .. import __version__
 from ..align.models import Model
 from ..checkpoint.config import read_config
 from ..checkpoint.draft import write_text
-from ..checkpoint.open import open_checkpoint
+from ..checkpoint.open import Checkpoint, open_checkpoint
 from ..errors import SolveFailed, UsageError
 from ..graph.model import LayerGraph
 from ..graph.sizes import resize
@@ -43,6 +43,7 @@ from .outputs import (
 )
 from .parents import graph_record, shapes_of
 from .requests import PruneRequest
+from .ties import tie
 
 if TYPE_CHECKING:
     from .reconstruct import Reconstructed
@@ -88,8 +89,10 @@ def _run(request: PruneRequest, progress: Progress, also: Put | None = None) -> 
     watch = Stopwatch()
     runtime = Runtime(resolve_device(request.device), request.seed, progress)
     label = "state dict" if hasattr(request.checkpoint, "keys") else None
-    with open_checkpoint(request.checkpoint, key=request.key, label=label) as checkpoint:
+    with open_checkpoint(request.checkpoint, key=request.key, label=label) as stored:
         with watch("graph"):
+            one = tie((stored,), 0, request.arch)
+            checkpoint = one.checkpoints[0]
             known = architecture(
                 request.arch,
                 shapes_of(checkpoint),
@@ -123,7 +126,7 @@ def _run(request: PruneRequest, progress: Progress, also: Put | None = None) -> 
             arguments=factory_arguments(request.arch),
         )
         with watch("write"):
-            lost = _write(request, output, work, runtime, also, told)
+            lost = _write(request, output, work, one.copies, stored, runtime, also, told)
         report = Report(
             command="prune",
             version=__version__,
@@ -138,7 +141,7 @@ def _run(request: PruneRequest, progress: Progress, also: Put | None = None) -> 
                 criterion=request.criterion,
                 advice=told.sentences,
             ),
-            warnings=(*graph.warnings, *_left_whole(work, request), *lost, *remarks),
+            warnings=(*one.warnings, *graph.warnings, *_left_whole(work, request), *lost, *remarks),
             steps=work.made.steps if work.made is not None else (),
             refits=work.made.refits if work.made is not None else (),
         )
@@ -204,6 +207,8 @@ def _write(
     request: PruneRequest,
     output: Path | None,
     work: _Pruned,
+    copies: Mapping[str, tuple[str, ...]],
+    like: Checkpoint,
     runtime: Runtime,
     also: Put | None,
     told: Advice,
@@ -219,12 +224,17 @@ def _write(
         replace(target_info(info, request.dtype), shape=work.graph.tensors[info.name].shape)
         for info in checkpoint.infos.values()
     ]
-    require_room(output, infos)
+    again = {i.name: [replace(i, name=n) for n in copies.get(i.name, ())] for i in infos}
+    every = [i for info in infos for i in (info, *again[info.name])]
+    require_room(output, every)
     extras, lost = kept_extras(checkpoint, request)
-    with sink(output, checkpoint, infos, request, also=also, extras=extras, config=config) as out:
+    with sink(output, like, every, request, also=also, extras=extras, config=config) as out:
         for done, info in enumerate(infos):
             runtime.progress("write", done, len(infos))
-            out.put(info.name, pruner.tensor(info.name, info.dtype))
+            tensor = pruner.tensor(info.name, info.dtype)
+            out.put(info.name, tensor)
+            for copy in again[info.name]:
+                out.put(copy.name, tensor.clone())
     runtime.progress("write", len(infos), len(infos))
     return (*lost, *remarks)
 

@@ -145,10 +145,7 @@ def output_ties(
         UsageError: A saved program.
     """
     if names_a_module(arch):
-        try:
-            module = build(arch, device="meta").module
-        except IncompatibleModels:
-            module = build(arch, device="cpu").module
+        module = _module(arch)
         names = checkpoint_names(module, shapes, aliases or {})
         splits = output_splits(module)
         return tuple(tuple(tuple(names[n] for n in kept) for kept in split) for split in splits)
@@ -161,6 +158,32 @@ def output_ties(
         )
     graph = architecture(arch, shapes, aliases=aliases, config=config, label=label).graph
     return _named_splits(graph)
+
+
+def module_ties(arch: str, shapes: Shapes, aliases: Aliases) -> list[tuple[str, ...]] | None:
+    """The checkpoint's names of what is one tensor in the network; None without a network.
+
+    Arguments are those of `architecture`.
+    """
+    if arch.endswith(".pt2"):
+        module: nn.Module = load_program(Path(arch)).module(check_guards=False)
+    elif names_a_module(arch):
+        module = _module(arch)
+    else:
+        return None
+    names = checkpoint_names(module, shapes, aliases)
+    groups: dict[int, list[str]] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        groups.setdefault(id(tensor), []).append(names[name])
+    return [tuple(group) for group in groups.values() if len(group) > 1]
+
+
+def _module(arch: str) -> nn.Module:
+    """The module alone: on the meta device, where it can be built there."""
+    try:
+        return build(arch, device="meta").module
+    except IncompatibleModels:
+        return build(arch, device="cpu").module
 
 
 def _named_splits(graph: LayerGraph) -> tuple[Split, ...]:
@@ -245,6 +268,15 @@ def _names(
     # A counter or a constant buffer that the checkpoint doesn't hold has no units to move.
     missing = [n for n in missing if any(found[p] == n for p, _ in module.named_parameters())]
     extra = sorted(shapes.keys() - covered)
+    twice = [n for n in extra if n in found.values()]
+    if twice and twice == extra and not missing:
+        group = next(g for g in tied.values() if twice[0] in {found[n] for n in g})
+        raise IncompatibleModels(
+            "the module ties tensors that are stored with different values",
+            where=f"{found[group[0]]} and {twice[0]} of {label}; --arch {arch}",
+            why="one tensor of the module can't hold both",
+            fix="build the module untied (tie_word_embeddings=False)",
+        )
     if missing or extra:
         sides = []
         if extra:
