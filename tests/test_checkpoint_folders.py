@@ -484,7 +484,7 @@ def test_existing_folders(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".otfuse*"))
 
 
-@pytest.mark.parametrize("call", ["pwrite", "fsync", "rename"])
+@pytest.mark.parametrize("call", ["pwrite", "fsync", "replace"])
 @pytest.mark.parametrize("before", [False, True])
 def test_a_full_disk_leaves_no_folder_and_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, before: bool
@@ -494,7 +494,7 @@ def test_a_full_disk_leaves_no_folder_and_the_old_one(
         write(out, folder)
     real, calls = getattr(os, call), []
     # The second fsync is that of the folder, where failing does no harm.
-    last = {"pwrite": 2, "fsync": 3, "rename": 2 if before else 1}[call]
+    last = {"pwrite": 2, "fsync": 3, "replace": 2 if before else 1}[call]
 
     def fail(*args: Any, **options: Any) -> Any:
         calls.append(1)

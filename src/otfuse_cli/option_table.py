@@ -470,12 +470,13 @@ OPTIONS: Mapping[str, Any] = {
         ),
     ],
     "key": Annotated[
-        str | None,
+        list[str] | None,
         _option(
             "--key",
             panel=INPUTS,
-            metavar="NAME",
-            text="The entry of the checkpoint to take, where it holds several models.",
+            metavar="[INDEX=]NAME",
+            text="The entry to take of checkpoints that hold several models, or of the one at "
+            "INDEX (from 0); repeatable.",
         ),
     ],
     "strict": Annotated[

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .checkpoint.suffix import parse_size
+from .commands.keys import read_keys
 from .commands.weights import read_weights
 from .errors import UsageError
 from .option_table import OPTIONS, OWN
@@ -81,6 +82,10 @@ def build(request_type: Callable[..., Any], keywords: Mapping[str, Any]) -> Any:
     for name in ("skip", "only"):
         if name in values:
             values[name] = tuple(values[name] or ())
+    if "key" in values:
+        texts = tuple(values["key"] or ())
+        keys = read_keys(texts)
+        values["key"] = keys.bare if keys.bare is not None and not keys.own else texts or None
     if values.get("weights") is not None:
         text = values["weights"]
         by_file = text.endswith((".yaml", ".yml"))

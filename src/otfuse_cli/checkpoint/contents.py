@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from .choices import Kinds
 from .disk import Block, Disk
 from .mosaic import Mosaic
 from .names import shown
 from .rebuild import TensorRef, Unsupported
 from .recognise import FileFormat, recognise
 from .safetensors_file import read_header
+from .symbols import Foreign
 from .torch_file import TorchFile, read_legacy, read_zip
 
 Entry = Block | Mosaic | torch.Tensor
@@ -61,6 +64,35 @@ def is_leaf(value: Any) -> bool:
     return isinstance(value, TensorRef | Unsupported | Block | Mosaic | torch.Tensor)
 
 
+def module_class(value: Any) -> str | None:
+    """The class of a whole module with tensors in it, live or as a record; else None.
+
+    A loss or an activation has none.
+    """
+    if isinstance(value, torch.nn.Module):
+        held = any(isinstance(t, torch.Tensor) for t in value.state_dict().values())
+        return shown(f"{type(value).__module__}.{type(value).__qualname__}") if held else None
+    if not isinstance(value, Foreign) or not value.is_module:
+        return None
+    seen: set[int] = set()
+    pending = [value]
+    while pending:
+        record = pending.pop()
+        if id(record) in seen or not record.is_module:
+            continue
+        seen.add(id(record))
+        for table in (record.state.get(name) for name in ("_parameters", "_buffers", "_modules")):
+            for item in table.values() if isinstance(table, Mapping) else ():
+                if is_leaf(item):
+                    return str(value.cls)
+                if isinstance(item, Foreign):
+                    pending.append(item)
+    return None
+
+
+KINDS = Kinds(is_leaf, module_class)
+
+
 def file_contents(disk: Disk) -> Contents:
     """What a single file holds.
 
@@ -72,6 +104,19 @@ def file_contents(disk: Disk) -> Contents:
         return Contents(read_header(disk), "safetensors", disk)
     file = read_zip(disk) if kind is FileFormat.ZIP else read_legacy(disk)
     return Contents(file.root, "pt-legacy" if file.legacy else "pt", disk, file)
+
+
+def disk_contents(disk: Disk) -> Contents:
+    """`file_contents`; the disk is closed where there are none.
+
+    Raises:
+        UnreadableInput: See there.
+    """
+    try:
+        return file_contents(disk)
+    except BaseException:
+        disk.close()
+        raise
 
 
 def plain_leaf(tensor: torch.Tensor) -> torch.Tensor | Unsupported:

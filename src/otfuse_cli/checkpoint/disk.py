@@ -68,40 +68,24 @@ class Block:
 class Disk:
     """One regular file, open for reading.
 
+    With `fd`, that of a file which is open already and may have no name; it is closed in the end.
+    `sha256` is its digest, where somebody knows it.
+
     Raises:
         UnreadableInput: It is missing, a folder, not a regular file, or may not be read.
     """
 
-    def __init__(self, path: Path, label: str) -> None:
+    def __init__(
+        self, path: Path, label: str, *, fd: int | None = None, sha256: str | None = None
+    ) -> None:
         self.path = path
         self.label = label
-        try:
-            # Checked before opening: opening a FIFO would wait for a writer.
-            mode = path.stat().st_mode
-            if stat.S_ISDIR(mode):
-                raise UnreadableInput(
-                    "a folder, not a file",
-                    where=label,
-                    why="a file is expected here",
-                    fix="name a file inside it",
-                )
-            if not stat.S_ISREG(mode):
-                raise UnreadableInput(
-                    "not a regular file",
-                    where=label,
-                    why="weights are read by position, which a pipe or device can't do",
-                    fix="save the checkpoint to a file first",
-                )
-            self.file: io.RawIOBase = path.open("rb", buffering=0)
-        except FileNotFoundError:
-            raise UnreadableInput("no such file", where=label, fix="check the path") from None
-        except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
-            why = error.strerror if isinstance(error, OSError) else str(error)
-            raise UnreadableInput("can't open the file", where=label, why=why) from error
+        self.file: io.RawIOBase = _open_regular(path, label) if fd is None else io.FileIO(fd, "rb")
         self.size = os.fstat(self.file.fileno()).st_size
         self._trail: Trail | None = None
-        self._sha256: str | None = None
+        self._sha256 = sha256
         self._lock = threading.Lock()
+        self._position = threading.Lock()
 
     def read_into(self, buffer: memoryview, start: int) -> None:
         """Fill `buffer` (bytes) from position `start`.
@@ -128,7 +112,7 @@ class Disk:
         while done < len(buffer):
             part = buffer[done : done + _READ_CHUNK]
             try:
-                got = os.preadv(self.file.fileno(), [part], start + done)
+                got = self._read_at(part, start + done)
             except OSError as error:
                 raise UnreadableInput(
                     "reading failed", where=self.label, why=error.strerror
@@ -141,6 +125,15 @@ class Disk:
                     fix="don't change an input while it is being read",
                 )
             done += got
+
+    def _read_at(self, buffer: memoryview, start: int) -> int:
+        """Read once; how many bytes came."""
+        if hasattr(os, "preadv"):
+            return os.preadv(self.file.fileno(), [buffer], start)
+        # Windows, and macOS before 11, have one position for all threads.
+        with self._position:
+            self.file.seek(start)
+            return self.file.readinto(buffer) or 0
 
     def read_bytes(self, start: int, size: int) -> bytes:
         """At most `size` bytes from `start`; fewer only at the end of the file."""
@@ -195,6 +188,32 @@ class Disk:
                 why=f"shape {list(block.shape)} needs {size} bytes from a file of {self.size}",
                 fix="save the tensor without expand()",
             )
+
+
+def _open_regular(path: Path, label: str) -> io.FileIO:
+    try:
+        # Checked before opening: opening a FIFO would wait for a writer.
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise UnreadableInput(
+                "a folder, not a file",
+                where=label,
+                why="a file is expected here",
+                fix="name a file inside it",
+            )
+        if not stat.S_ISREG(mode):
+            raise UnreadableInput(
+                "not a regular file",
+                where=label,
+                why="weights are read by position, which a pipe or device can't do",
+                fix="save the checkpoint to a file first",
+            )
+        return path.open("rb", buffering=0)
+    except FileNotFoundError:
+        raise UnreadableInput("no such file", where=label, fix="check the path") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise UnreadableInput("can't open the file", where=label, why=why) from error
 
 
 def bits_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -1,24 +1,26 @@
-"""An output file before it has its name: complete under that name, or not there at all."""
+"""An output before it has its name: a file or a folder that `publication` will put in its place."""
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import shutil
 from pathlib import Path
 
-from ..errors import OutputRefused
+from ..errors import OutputRefused, UsageError
 from .digest import Trail
+from .disk import Disk
+
+# Not inherited by child processes; on Windows, bytes as they are.
+_FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOINHERIT", 0) | getattr(os, "O_BINARY", 0)
 
 
 class Draft:
-    """A new file in the folder of `path`, published by `publish` or dropped by `discard`.
+    """A new file in the folder of `path`: written, then given a temporary name by `stage`.
 
-    Where the system can, the file has no name until it is published, so that not even a killed
-    process leaves anything behind; elsewhere it has a temporary one. Its mode follows the umask.
-    With `folder` it is made there, for `publish` to move it. Once published, `digest` is its
-    SHA-256 if it was written from front to back, by `write_at` alone; None otherwise.
+    Where the system can, the file has no name at all until it is staged, so that not even a killed
+    process leaves anything behind; elsewhere it has the temporary one from the start. Its mode
+    follows the umask. With `folder` it is made there.
 
     Raises:
         OutputRefused: No file can be made there.
@@ -29,13 +31,11 @@ class Draft:
         self._folder = folder or path.parent
         self._temporary: Path | None = None
         self._trail = Trail()
-        self.digest: str | None = None
         try:
             fd = _open_nameless(self._folder)
             if fd is None:
-                self._temporary = self._temporary_path()
-                flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
-                fd = os.open(self._temporary, flags, 0o666)
+                self._temporary = beside(self._folder)
+                fd = os.open(self._temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR | _FLAGS, 0o666)
         except OSError as error:
             raise refused(path, error) from error
         self.fd = fd
@@ -49,37 +49,57 @@ class Draft:
         done = 0
         try:
             while done < len(data):
-                done += os.pwrite(self.fd, data[done:], position + done)
+                done += _write_at(self.fd, data[done:], position + done)
         except OSError as error:
             raise refused(self.path, error) from error
         self._trail.saw(data, position)
 
-    def publish(self, *, overwrite: bool, path: Path | None = None) -> None:
-        """Flush the file to disk and give it its name, or `path`, whatever messages call it.
+    def flush(self) -> None:
+        """Bring what was written to the disk.
 
         Raises:
-            OutputRefused: The name was taken meanwhile, or the disk is full.
+            OutputRefused: The disk is full, or broken.
         """
-        path = path or self.path
         try:
             os.fsync(self.fd)
-            if os.fstat(self.fd).st_size == self._trail.position:
-                self.digest = self._trail.hexdigest()
-            if self._temporary is None:
-                # Remembered before it exists: an interrupt in between must not lose it.
-                self._temporary = self._temporary_path()
-                _link(self.fd, self._temporary)
-            if not overwrite and os.path.lexists(path):
-                raise FileExistsError(errno.EEXIST, "it appeared while the file was being written")
-            os.replace(self._temporary, path)
-            self._temporary = None
         except OSError as error:
             raise refused(self.path, error) from error
-        self._close()
-        _sync_folder(path.parent)
+
+    def disk(self, label: str) -> Disk:
+        """What was written, to be read; its digest costs nothing if `write_at` wrote in order.
+
+        Raises:
+            OutputRefused: The system has no file handles left.
+        """
+        try:
+            fd = os.dup(self.fd)
+            whole = os.fstat(fd).st_size == self._trail.position
+        except OSError as error:
+            raise refused(self.path, error) from error
+        return Disk(self.path, label, fd=fd, sha256=self._trail.hexdigest() if whole else None)
+
+    def stage(self, path: Path | None = None) -> Path:
+        """Give the file a temporary name (or `path`) and close it; returns the name.
+
+        Raises:
+            OutputRefused: The folder is gone, or the disk is full.
+        """
+        try:
+            if self._temporary is None:
+                # Remembered before it exists: an interrupt in between must not lose it.
+                self._temporary = path or beside(self._folder)
+                _link(self.fd, self._temporary)
+            # Closed before it is moved: Windows moves no open file.
+            self._close()
+            if path not in (None, self._temporary):
+                os.rename(self._temporary, path)
+                self._temporary = path
+        except OSError as error:
+            raise refused(self.path, error) from error
+        return self._temporary
 
     def discard(self) -> None:
-        """Drop the file, unless it has been published."""
+        """Drop the file, unless it has been moved to where it belongs."""
         self._close()
         if self._temporary is not None:
             self._temporary.unlink(missing_ok=True)
@@ -89,8 +109,79 @@ class Draft:
         if fd >= 0:
             os.close(fd)
 
-    def _temporary_path(self) -> Path:
-        return self._folder / f".otfuse-{secrets.token_hex(8)}.tmp"
+
+class FolderDraft:
+    """A new folder: its files are drafts beside it, until `stage` puts them into one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve() if path.is_symlink() else path
+        self._drafts: dict[str, Draft] = {}
+        self._temporary: Path | None = None
+
+    def add(self, name: str) -> Draft:
+        """Another file of the folder.
+
+        Raises:
+            OutputRefused: No file can be made there.
+            UsageError: The folder has one of that name.
+        """
+        if name in self._drafts:
+            raise UsageError("two outputs have the same name", where=str(self.path / name))
+        self._drafts[name] = Draft(self.path / name, folder=self.path.parent)
+        return self._drafts[name]
+
+    def flush(self) -> None:
+        """Bring what was written to the disk.
+
+        Raises:
+            OutputRefused: The disk is full, or broken.
+        """
+        for draft in self._drafts.values():
+            draft.flush()
+
+    def disks(self, label: str) -> dict[str, Disk]:
+        """Every file by its name, to be read.
+
+        Raises:
+            OutputRefused: The system has no file handles left.
+        """
+        disks: dict[str, Disk] = {}
+        try:
+            for name, draft in self._drafts.items():
+                disks[name] = draft.disk(f"{label}/{name}")
+        except BaseException:
+            for disk in disks.values():
+                disk.close()
+            raise
+        return disks
+
+    def stage(self) -> Path:
+        """Make the folder, with all its files, under a temporary name; returns the name.
+
+        Raises:
+            OutputRefused: The disk is full, or the folder around it is gone.
+        """
+        self._temporary = beside(self.path.parent)
+        try:
+            self._temporary.mkdir()
+        except OSError as error:
+            raise refused(self.path, error) from error
+        for name in sorted(self._drafts):
+            self._drafts[name].stage(self._temporary / name)
+        sync_folder(self._temporary)
+        return self._temporary
+
+    def discard(self) -> None:
+        """Drop the files, unless they have been moved to where they belong."""
+        for draft in self._drafts.values():
+            draft.discard()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+def beside(folder: Path) -> Path:
+    """A temporary name in a folder."""
+    return folder / f".otfuse-{secrets.token_hex(8)}.tmp"
 
 
 def refused(path: Path, error: BaseException) -> OutputRefused:
@@ -104,38 +195,46 @@ def refused(path: Path, error: BaseException) -> OutputRefused:
     )
 
 
+def _write_at(fd: int, data: memoryview, position: int) -> int:
+    """Write once; how many bytes went."""
+    if hasattr(os, "pwrite"):
+        return os.pwrite(fd, data, position)
+    os.lseek(fd, position, os.SEEK_SET)  # Windows; a draft is written by one thread
+    return os.write(fd, data)
+
+
 def _open_nameless(folder: Path) -> int | None:
     """A file without a name that can be given one later, or `None` where that isn't possible."""
     flag = getattr(os, "O_TMPFILE", 0)
-    if not flag:
+    if not flag or getattr(os, "link", None) not in os.supports_dir_fd:
         return None
-    probe = folder / f".otfuse-{secrets.token_hex(8)}.tmp"
+    probe = beside(folder)
     try:
-        fd = os.open(folder, flag | os.O_RDWR | os.O_CLOEXEC, 0o666)
+        fd = os.open(folder, flag | os.O_RDWR | _FLAGS, 0o666)
         try:
             # Tried now: an hour later would be a bad time to learn that it can't be linked.
             _link(fd, probe)
         finally:
             os.close(fd)
             probe.unlink(missing_ok=True)
-        return os.open(folder, flag | os.O_RDWR | os.O_CLOEXEC, 0o666)
+        return os.open(folder, flag | os.O_RDWR | _FLAGS, 0o666)
     except OSError:
         return None
 
 
 def _link(fd: int, path: Path) -> None:
     # Python follows the link to the open file only when told a folder for relative sources.
-    folder = os.open("/", os.O_RDONLY | os.O_CLOEXEC)
+    folder = os.open("/", os.O_RDONLY | _FLAGS)
     try:
         os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=folder, follow_symlinks=True)
     finally:
         os.close(folder)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make the new name durable; some file systems can't, and the file is complete anyway."""
     try:
-        fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(folder, os.O_RDONLY | _FLAGS)
     except OSError:
         return
     try:
@@ -144,88 +243,3 @@ def _sync_folder(folder: Path) -> None:
         pass
     finally:
         os.close(fd)
-
-
-class FolderDraft:
-    """A new folder, published with all its files by `publish`, or dropped by `discard`.
-
-    Its files are drafts beside it until then; the folder is put together and renamed at the end.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path.resolve() if path.is_symlink() else path
-        self._drafts: dict[str, Draft] = {}
-
-    def add(self, name: str) -> Draft:
-        """Another file of the folder.
-
-        Raises:
-            OutputRefused: No file can be made there.
-        """
-        self._drafts[name] = Draft(self.path / name, folder=self.path.parent)
-        return self._drafts[name]
-
-    def publish(self, *, overwrite: bool) -> None:
-        """Give the folder its name; one that exists must be empty, or is replaced.
-
-        Raises:
-            OutputRefused: The name was taken meanwhile, or the disk is full.
-        """
-        temporary = self._beside()
-        try:
-            try:
-                temporary.mkdir()
-                for name in sorted(self._drafts):
-                    self._drafts[name].publish(overwrite=False, path=temporary / name)
-                self._rename(temporary, overwrite=overwrite)
-            except OSError as error:
-                raise refused(self.path, error) from error
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        _sync_folder(self.path.parent)
-
-    def discard(self) -> None:
-        """Drop the files, unless they have been published."""
-        for draft in self._drafts.values():
-            draft.discard()
-
-    def _rename(self, temporary: Path, *, overwrite: bool) -> None:
-        if not overwrite or not self.path.exists():
-            os.rename(temporary, self.path)  # fails where there is more than an empty folder
-            return
-        old = self._beside()
-        os.rename(self.path, old)
-        try:
-            os.rename(temporary, self.path)
-        except BaseException:
-            os.rename(old, self.path)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
-
-    def _beside(self) -> Path:
-        return self.path.parent / f".otfuse-{secrets.token_hex(8)}.tmp"
-
-
-def write_text(path: Path, text: str, *, overwrite: bool) -> None:
-    """Write a small text file, complete under its name or not at all.
-
-    Raises:
-        OutputRefused: It exists and `overwrite` is false, or can't be written.
-    """
-    write_bytes(path, text.encode("utf-8"), overwrite=overwrite)
-
-
-def write_bytes(path: Path, data: bytes, *, overwrite: bool) -> None:
-    """Write a small file, complete under its name or not at all.
-
-    Raises:
-        OutputRefused: It exists and `overwrite` is false, or can't be written.
-    """
-    draft = Draft(path)
-    try:
-        draft.write_at(memoryview(data), 0)
-        draft.publish(overwrite=overwrite)
-    except BaseException:
-        draft.discard()
-        raise

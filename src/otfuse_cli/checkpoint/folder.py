@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import UnreadableInput, UsageError
 from .config import read_config
-from .contents import Contents, file_contents, is_leaf
+from .contents import Contents, disk_contents, file_contents, is_leaf
 from .dcp import METADATA, dcp_contents, is_plain_name
 from .disk import Block, Disk
 from .names import shown
@@ -48,24 +48,67 @@ def folder_contents(path: Path, label: str) -> Contents:
     """
     try:
         if not path.is_dir():
-            return _sharded(path.parent, path.name, str(Path(label).parent))
+            return _sharded(_Files(path.parent, str(Path(label).parent)), path.name)
         _refuse_quantised(path, label)
-        names = sorted(entry.name for entry in path.iterdir() if not entry.is_dir())
+        files = _Files(path, label)
     except OSError as error:
         raise UnreadableInput("can't open the folder", where=label, why=error.strerror) from error
-    if METADATA in names:
+    if METADATA in files.names:
         return dcp_contents(path, label)
-    indexes = [n for n in names if n.endswith(INDEX)]
+    indexes = [n for n in files.names if n.endswith(INDEX)]
     # transformers prefers safetensors where it finds both.
     indexes = [n for n in indexes if n.endswith(f".safetensors{INDEX}")] or indexes
     if len(indexes) == 1:
-        return _sharded(path, indexes[0], label)
+        return _sharded(files, indexes[0])
     if indexes:
         raise _several(label, indexes)
-    return _single(path, names, label)
+    return _single(files)
 
 
-def _single(folder: Path, names: list[str], label: str) -> Contents:
+def drafted_contents(disks: Mapping[str, Disk], path: Path, label: str) -> Contents:
+    """What a folder will hold whose files are open and have no names of their own yet.
+
+    Raises:
+        UnreadableInput: See `folder_contents`.
+    """
+    files = _Files(path, label, disks)
+    index = [name for name in disks if name.endswith(INDEX)]
+    try:
+        return _sharded(files, index[0]) if index else _single(files)
+    finally:
+        for name, disk in disks.items():
+            if name not in files.taken:
+                disk.close()
+
+
+class _Files:
+    """The files of a folder by their names: those on the disk, or those that are `open` already."""
+
+    def __init__(self, folder: Path, label: str, disks: Mapping[str, Disk] | None = None) -> None:
+        self.folder = folder
+        self.label = label
+        self._disks = disks
+        self.names = (
+            sorted(entry.name for entry in folder.iterdir() if not entry.is_dir())
+            if disks is None
+            else sorted(disks)
+        )
+        self.taken: set[str] = set()
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a file; a link that leads nowhere is none."""
+        return (self.folder / name).is_file() if self._disks is None else name in self._disks
+
+    def open(self, name: str) -> Disk:
+        """One of them, for the caller to close."""
+        self.taken.add(name)
+        if self._disks is not None:
+            return self._disks[name]
+        return Disk(self.folder / name, f"{self.label}/{name}")
+
+
+def _single(files: _Files) -> Contents:
+    names, label = files.names, files.label
     weights = [n for n in names if Path(n).suffix in SUFFIXES and not _NO_WEIGHTS.search(n)]
     shards = [n for n in weights if _SHARD.fullmatch(n)]
     chosen = [n for n in _KNOWN if n in weights][:1] or (
@@ -88,50 +131,50 @@ def _single(folder: Path, names: list[str], label: str) -> Contents:
             why=f"it has no file that ends in {', '.join(SUFFIXES)}",
             fix="name the folder or file that holds the weights",
         )
-    disk = Disk(folder / chosen[0], f"{label}/{chosen[0]}")
-    try:
-        contents = file_contents(disk)
-    except BaseException:
-        disk.close()
-        raise
+    disk = files.open(chosen[0])
+    contents = disk_contents(disk)
     form = "safetensors-folder" if contents.form == "safetensors" else "pt-folder"
-    return Contents(contents.root, form, Volume(folder, label, [disk]), contents.file)
+    return Contents(contents.root, form, Volume(files.folder, label, [disk]), contents.file)
 
 
-def _sharded(folder: Path, index: str, label: str) -> Contents:
-    where = f"{label}/{index}"
-    weights = _weight_map(folder / index, where)
-    files = sorted(set(weights.values()))
-    missing = [name for name in files if not (folder / name).is_file()]
-    if missing:
-        raise UnreadableInput(
-            "a shard is missing",
-            where=f"{label}/{shown(missing[0])}",
-            why=f"{index} names {len(files)} files, {len(missing)} of them are not there",
-            fix="copy or download the whole folder",
-        )
-    _require_no_strays(folder, files, where)
-    disks: list[Disk] = []
+def _sharded(files: _Files, index: str) -> Contents:
+    label, where = files.label, f"{files.label}/{index}"
+    disks = [files.open(index)]
     try:
-        root: dict[str, Any] = {}
-        forms, base = set(), 0
-        for name in files:
-            disks.append(Disk(folder / name, f"{label}/{name}"))
-            contents = file_contents(disks[-1])
-            forms.add(contents.form)
-            root |= _blocks(contents, name, weights, where, base)
-            base += disks[-1].size
-        for tensor, name in weights.items():
-            if tensor not in root:
-                raise _mismatch(where, f"{name} does not hold tensor {shown(tensor)}")
-        disks.append(Disk(folder / index, where))
+        return _of_shards(files, index, label, where, disks)
     except BaseException:
         for disk in disks:
             disk.close()
         raise
+
+
+def _of_shards(files: _Files, index: str, label: str, where: str, disks: list[Disk]) -> Contents:
+    """`_sharded`; what is opened on the way is added to `disks`, which begin with the index."""
+    weights = _weight_map(disks[0], where)
+    shards = sorted(set(weights.values()))
+    missing = [name for name in shards if not files.has(name)]
+    if missing:
+        raise UnreadableInput(
+            "a shard is missing",
+            where=f"{label}/{shown(missing[0])}",
+            why=f"{index} names {len(shards)} files, {len(missing)} of them are not there",
+            fix="copy or download the whole folder",
+        )
+    _require_no_strays(files, shards, where)
+    root: dict[str, Any] = {}
+    forms, base = set(), disks[0].size
+    for name in shards:
+        disks.append(files.open(name))
+        contents = file_contents(disks[-1])
+        forms.add(contents.form)
+        root |= _blocks(contents, name, weights, where, base)
+        base += disks[-1].size
+    for tensor, name in weights.items():
+        if tensor not in root:
+            raise _mismatch(where, f"{name} does not hold tensor {shown(tensor)}")
     form = "safetensors-folder" if forms == {"safetensors"} else "pt-folder"
     ordered = {name: root[name] for name in weights}
-    return Contents(ordered, form, Volume(folder, label, disks))
+    return Contents(ordered, form, Volume(files.folder, label, disks))
 
 
 def _blocks(
@@ -151,21 +194,18 @@ def _blocks(
     return found
 
 
-def _weight_map(path: Path, where: str) -> dict[str, str]:
+def _weight_map(disk: Disk, where: str) -> dict[str, str]:
     """Tensor to file, as the index has it.
 
     Raises:
         UnreadableInput: It is none.
     """
-    disk = Disk(path, where)
     try:
         if disk.size > _INDEX_LIMIT:
             raise _mismatch(where, f"it has {disk.size} bytes")
         data = json.loads(disk.read_bytes(0, disk.size).decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise _mismatch(where, f"it is no valid JSON ({shown(str(error))})") from error
-    finally:
-        disk.close()
     table = data.get("weight_map") if isinstance(data, dict) else None
     if not isinstance(table, dict) or not table:
         raise _mismatch(where, "it has no weight_map")
@@ -175,13 +215,13 @@ def _weight_map(path: Path, where: str) -> dict[str, str]:
     return table
 
 
-def _require_no_strays(folder: Path, files: list[str], where: str) -> None:
+def _require_no_strays(files: _Files, shards: list[str], where: str) -> None:
     """No other shard of the series that the index describes."""
-    series = {m.group("stem", "total", "suffix") for f in files if (m := _SHARD.fullmatch(f))}
-    for entry in sorted(folder.iterdir()):
-        match = _SHARD.fullmatch(entry.name)
-        if match and match.group("stem", "total", "suffix") in series and entry.name not in files:
-            raise _mismatch(where, f"{shown(entry.name)} is there, but it does not name that file")
+    series = {m.group("stem", "total", "suffix") for f in shards if (m := _SHARD.fullmatch(f))}
+    for name in files.names:
+        match = _SHARD.fullmatch(name)
+        if match and match.group("stem", "total", "suffix") in series and name not in shards:
+            raise _mismatch(where, f"{shown(name)} is there, but it does not name that file")
 
 
 def _refuse_quantised(folder: Path, label: str) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from .disk import count
 
-_PREFIXES = ("module.", "_orig_mod.")
+_PREFIXES = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_forward_module.")
+# Modules that wrap another one anywhere in a network, under a name that nobody else uses.
+_WRAPPED = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
+# What torch.optim.swa_utils.AveragedModel counts, beside the `module.` that it averages.
+_AVERAGED_COUNTER = "n_averaged"
 _LIGHTNING = "model."
 _QUANTISED = frozenset(
     ("weight_scale", "weight_scale_2", "weight_packed", "qweight", "qzeros", "SCB")
@@ -52,6 +56,40 @@ def common_prefix(names: Sequence[str], *, lightning: bool = False) -> str:
         if candidate == _LIGHTNING:
             allowed.remove(_LIGHTNING)
     return prefix
+
+
+@dataclass(frozen=True)
+class CleanNames:
+    """Names without what wrappers put into them.
+
+    Attributes:
+        prefix: What was before every name.
+        clean: Clean name of each stored one.
+        counter: A counter of the wrapper's own, which is no part of the model.
+    """
+
+    prefix: str
+    clean: Mapping[str, str]
+    counter: str | None = None
+
+
+def clean_names(names: Sequence[str], *, lightning: bool = False) -> CleanNames:
+    """Take off prefixes that every name has, and wrappers inside, where names stay distinct."""
+    counter = None
+    inner = [name for name in names if name != _AVERAGED_COUNTER]
+    if len(inner) < len(names) and inner and all(n.startswith("module.") for n in inner):
+        counter, names = _AVERAGED_COUNTER, inner
+    prefix = common_prefix(names, lightning=lightning)
+    clean = {name: name.removeprefix(prefix) for name in names}
+    bare = {name: _unwrapped(short) for name, short in clean.items()}
+    if len(set(bare.values())) == len(bare):
+        clean = bare
+    return CleanNames(prefix, clean, counter)
+
+
+def _unwrapped(name: str) -> str:
+    *modules, tensor = name.split(".")
+    return ".".join([*(part for part in modules if part not in _WRAPPED), tensor])
 
 
 def shown(text: str, limit: int = 200) -> str:

@@ -13,12 +13,12 @@ import torch
 from ..errors import UnreadableInput
 from ..report import FileRecord
 from .containers import Container, find_state_dict, versions_of
-from .contents import Contents, Entry, file_contents, is_leaf, plain_leaf
+from .contents import KINDS, Contents, Entry, disk_contents, plain_leaf
 from .disk import Block, Disk
 from .extras import Extras, extras_of
 from .folder import folder_contents, is_folder
 from .mosaic import Mosaic
-from .names import TensorInfo, common_prefix, quantised_key, shown
+from .names import TensorInfo, clean_names, quantised_key, shown
 from .quantised import quantised, refuse_codes
 from .rebuild import Unsupported
 from .unpickle import Table
@@ -38,6 +38,8 @@ class Checkpoint:
         infos: Clean name -> info in file order; of tied names the first one only.
         aliases: Name -> the other names that share its tensor.
         finite: Names of tensors that were found to hold no NaN or infinity.
+        keyed: Whether the key that was given led to the state dict.
+        remark: What the user should know of how it was opened.
     """
 
     def __init__(
@@ -48,6 +50,8 @@ class Checkpoint:
         container: Container,
         entries: Mapping[str, Entry],
         aliases: Mapping[str, tuple[str, ...]],
+        keyed: bool = False,
+        remark: str | None = None,
     ) -> None:
         self.contents = contents
         self.path = None if contents.disk is None else contents.disk.path
@@ -60,6 +64,8 @@ class Checkpoint:
         self.entries = entries
         self._disk = contents.disk
         self.finite: set[str] = set()
+        self.keyed = keyed
+        self.remark = remark
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor: on the CPU, in its stored dtype, contiguous, in memory of its own.
@@ -140,7 +146,11 @@ class Checkpoint:
 
 
 def open_checkpoint(
-    source: str | Path | Mapping[str, Any], *, key: str | None = None, label: str | None = None
+    source: str | Path | Mapping[str, Any],
+    *,
+    key: str | None = None,
+    label: str | None = None,
+    bare: bool = False,
 ) -> Checkpoint:
     """Open a checkpoint file or folder, or wrap a state dict in memory.
 
@@ -149,20 +159,36 @@ def open_checkpoint(
             of torch.distributed.checkpoint), or a mapping of names to tensors.
         key: The (dotted) entry that holds the state dict, where there are several.
         label: What messages call it; by default the path as given.
+        bare: The key is meant for several files: one without a choice doesn't need it.
 
     Raises:
         UnreadableInput: Missing, broken, unsafe, quantised, or without tensors.
         UsageError: Several state dicts and no `key`, or a `key` that leads nowhere.
     """
     if isinstance(source, Mapping):
-        return _assemble(Contents(source, "memory"), label or "state dict", key)
+        return opened(Contents(source, "memory"), label or "state dict", key, bare=bare)
     path, label = Path(source), label or str(source)
     try:
-        contents = folder_contents(path, label) if is_folder(path) else _file(path, label)
+        is_dir = is_folder(path)
+        contents = folder_contents(path, label) if is_dir else disk_contents(Disk(path, label))
     except ValueError as error:  # a NUL byte in the path
         raise UnreadableInput("can't open the file", where=label, why=str(error)) from error
+    return opened(contents, label, key, bare=bare)
+
+
+def opened(
+    contents: Contents, label: str, key: str | tuple[str, ...] | None, *, bare: bool = False
+) -> Checkpoint:
+    """The checkpoint that `contents` hold, which are closed where they hold none.
+
+    `key` and `bare` as for `open_checkpoint`; a tuple is the whole path, and nothing is guessed.
+
+    Raises:
+        UnreadableInput: No tensors, or some that can't be fused.
+        UsageError: Several state dicts and no `key`, or a `key` that leads nowhere.
+    """
     try:
-        return _assemble(contents, label, key)
+        return _assemble(contents, label, key, bare)
     except BaseException:
         if contents.disk is not None:
             contents.disk.close()
@@ -215,18 +241,11 @@ def _bounded(piece: torch.Tensor) -> bool:
     return bool(torch.isfinite(low) and torch.isfinite(high))
 
 
-def _file(path: Path, label: str) -> Contents:
-    disk = Disk(path, label)
-    try:
-        return file_contents(disk)
-    except BaseException:
-        disk.close()
-        raise
-
-
-def _assemble(contents: Contents, label: str, key: str | None) -> Checkpoint:
+def _assemble(
+    contents: Contents, label: str, key: str | tuple[str, ...] | None, bare: bool
+) -> Checkpoint:
     """Find the state dict, check its names and entries, find ties, strip the prefix."""
-    path, table = find_state_dict(contents.root, key=key, label=label, is_leaf=is_leaf)
+    path, table, used = find_state_dict(contents.root, key=key, label=label, kinds=KINDS, bare=bare)
     found: dict[str, Entry] = {}
     for name, value in table.items():
         if isinstance(name, str):
@@ -236,12 +255,13 @@ def _assemble(contents: Contents, label: str, key: str | None) -> Checkpoint:
             if isinstance(entry, Entry):
                 _refuse_bytes(label, name, entry)
                 found[name] = entry
-    prefix = common_prefix(list(found), lightning="state_dict" in path)
+    names = clean_names(list(found), lightning="state_dict" in path)
+    beside = {} if names.counter is None else {names.counter: found.pop(names.counter)}
     entries: dict[str, Entry] = {}
     first: dict[Any, str] = {}
     aliases: dict[str, list[str]] = {}
     for full, entry in found.items():
-        name = full.removeprefix(prefix)
+        name = names.clean[full]
         owner = first.setdefault(_identity(name, entry), name)
         if owner == name:
             entries[name] = entry
@@ -250,13 +270,23 @@ def _assemble(contents: Contents, label: str, key: str | None) -> Checkpoint:
     container = Container(
         format=contents.form,
         wrapper=path,
-        prefix=prefix,
-        keys=tuple(name.removeprefix(prefix) for name in found),
+        prefix=names.prefix,
+        keys=tuple(names.clean[full] for full in found),
+        spelled={c: full for full, c in names.clean.items() if full != names.prefix + c},
+        beside={name: contents.read(entry) for name, entry in beside.items()},
         versions=versions_of(_metadata(table)),
     )
     ties = {name: tuple(others) for name, others in aliases.items()}
     checkpoint = Checkpoint(
-        contents=contents, label=label, container=container, entries=entries, aliases=ties
+        contents=contents,
+        label=label,
+        container=container,
+        entries=entries,
+        aliases=ties,
+        keyed=used,
+        remark=None
+        if used or key is None or not path
+        else f"{label} has no {key}: its only model, {'.'.join(path)}, was taken",
     )
     refuse_codes(checkpoint.infos, checkpoint.first_rows, label)
     return checkpoint

@@ -14,6 +14,9 @@ import torch
 from .disk import plausible
 from .symbols import Foreign, Symbol, dtype_of, storage_dtype
 
+# Calls what it is given.
+REBUILD_FROM_TYPE = Symbol("torch._tensor", "_rebuild_from_type_v2")
+
 
 @dataclass(frozen=True)
 class StorageRef:
@@ -155,7 +158,7 @@ def _from_type(function: Any, cls: Any, args: Any, state: Any = None) -> Any:
         return Unsupported(f"a tensor subclass, {_shown(cls)}")
     if not isinstance(function, Symbol) or not isinstance(args, tuple):
         raise ValueError("a tensor rebuilt by no function")
-    if (function.module, function.name) == ("torch._tensor", "_rebuild_from_type_v2"):
+    if function == REBUILD_FROM_TYPE:
         raise ValueError("a tensor rebuilt by its own rebuilding")
     return rebuild(function, args)
 

@@ -45,7 +45,8 @@ class FolderWriter:
         dtype: str | None,
         config: Mapping[str, Any],
     ) -> None:
-        self._draft = draft
+        self.draft = draft
+        self.wrapper: tuple[str, ...] = ()
         self._like = like
         self._dtype = dtype
         self._config = config
@@ -57,13 +58,10 @@ class FolderWriter:
             name = "model.safetensors"
             if len(shards) > 1:
                 name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-            self._writers[name] = SafetensorsWriter(draft.add(name), members, like)
+            self._writers[name] = SafetensorsWriter(
+                draft.add(name), members, like, first=number == 1
+            )
             self._file.update({info.name: name for info in members})
-
-    @property
-    def digest(self) -> str | None:
-        """Not known: that of a folder is made from its files'."""
-        return None
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """Store a tensor in its shard."""
@@ -82,10 +80,12 @@ class FolderWriter:
         for writer in self._writers.values():
             writer.finish()
         if len(self._writers) > 1:
-            prefix = self._like.container.prefix
+            container = self._like.container
+            beside = sum(tensor.nbytes for tensor in container.beside.values())
+            files = {container.stored_name(n): file for n, file in self._file.items()}
             index = {
-                "metadata": {"total_size": sum(info.nbytes for info in self._infos)},
-                "weight_map": {prefix + name: file for name, file in self._file.items()},
+                "metadata": {"total_size": beside + sum(info.nbytes for info in self._infos)},
+                "weight_map": dict.fromkeys(container.beside, next(iter(self._writers))) | files,
             }
             text = json.dumps(index, indent=2, ensure_ascii=False) + "\n"
             self._add(f"model.safetensors{INDEX}", [text.encode("utf-8")])
@@ -93,7 +93,7 @@ class FolderWriter:
             self._add(path.name, contents_of(path, self._dtype, self._config))
 
     def _add(self, name: str, chunks: Iterable[bytes]) -> None:
-        draft, position = self._draft.add(name), 0
+        draft, position = self.draft.add(name), 0
         for chunk in chunks:
             draft.write_at(memoryview(chunk), position)
             position += len(chunk)

@@ -2,11 +2,14 @@
 
 Nothing here is ever imported or called on behalf of a file: a global becomes a `Symbol`, a call of
 one becomes a `Foreign`. The lists only decide whether a file is read, skipping what is foreign, or
-refused because an ordinary loader would run its code.
+refused because an ordinary loader would run its code. An object of a class, of whichever project,
+is data: its record is skipped. A call of a function, or of anything in the standard library that is
+not listed, may do anything: refused.
 """
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +40,12 @@ class Foreign:
         self.state: Any = None
 
     @property
+    def is_module(self) -> bool:
+        """Whether its state is that of a `torch.nn.Module`."""
+        state = self.state
+        return isinstance(state, dict) and "_modules" in state and "_parameters" in state
+
+    @property
     def cls(self) -> Symbol | None:
         """The class it is an instance of, as far as its reconstruction tells."""
         if self.symbol in _RECONSTRUCTORS and self.args and isinstance(self.args[0], Symbol):
@@ -50,10 +59,53 @@ def is_harmless(symbol: Symbol) -> bool:
 
 
 def is_hostile(symbol: Symbol) -> bool:
-    """Whether the symbol is one that only code execution has a use for."""
+    """Whether the symbol is one that only code execution has a use for, called or not."""
+    if is_harmless(symbol):
+        return False
     if symbol.module in ("builtins", "__builtin__"):
-        return not is_harmless(symbol)
-    return symbol.module.split(".", 1)[0] in _HOSTILE
+        return True
+    if symbol.module.split(".", 1)[0] in _HOSTILE:
+        return True
+    # A class inside a class is data; `torch.serialization` `os.system` is a way round this list,
+    # and so is whatever lies behind a name in double underscores.
+    outer, *inner = symbol.name.split(".")
+    return (bool(inner) and not _names_a_class(outer)) or any(map(_is_special, (outer, *inner)))
+
+
+def runs_when_made(symbol: Symbol) -> bool:
+    """Whether making an object of this class, without calling it, may run more than that."""
+    if is_harmless(symbol):
+        return False
+    return is_hostile(symbol) or symbol.module.split(".", 1)[0] in sys.stdlib_module_names
+
+
+def runs_when_called(symbol: Symbol) -> bool:
+    """Whether a call may run more than a constructor: of a function, not of a class.
+
+    Nobody can tell them apart without importing them but by how they are spelled.
+    """
+    if is_harmless(symbol):
+        return False
+    name = symbol.name.rpartition(".")[2]
+    if not _names_a_class(name) or name in _EXECUTING_CLASSES:
+        return True
+    inside = any(f"{symbol.module}.".startswith(f"{part}.") for part in _EXECUTING)
+    return inside or runs_when_made(symbol)
+
+
+def made_by(symbol: Symbol, args: Any) -> tuple[Symbol, ...]:
+    """The classes whose objects a call of `copyreg`'s functions makes."""
+    if symbol not in _RECONSTRUCTORS or not isinstance(args, tuple):
+        return ()
+    return tuple(arg for arg in args[:2] if isinstance(arg, Symbol))
+
+
+def _names_a_class(name: str) -> bool:
+    return name.lstrip("_")[:1].isupper()
+
+
+def _is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
 
 
 def storage_dtype(symbol: object) -> torch.dtype | None:
@@ -119,7 +171,7 @@ _DTYPES: dict[str, torch.dtype] = {
 
 _PLAIN_TYPES = """
 set frozenset dict list tuple bytearray bytes complex range slice object int float str bool unicode
-long basestring xrange type
+long basestring xrange type Ellipsis NotImplemented
 """
 _NUMPY_ARRAYS = "scalar _reconstruct"
 _ATTRIBUTE_DICT = "AttributeDict"
@@ -136,6 +188,13 @@ _HARMLESS: dict[str, frozenset[str]] = {
         "collections": "OrderedDict defaultdict Counter deque UserDict ChainMap",
         "argparse": "Namespace",
         "types": "SimpleNamespace",
+        "functools": "partial",
+        "logging": "Logger RootLogger getLogger",
+        "re": "_compile RegexFlag",
+        "random": "Random",
+        "itertools": "count repeat chain cycle",
+        "zoneinfo": "ZoneInfo ZoneInfo._unpickle",
+        "enum": "Enum IntEnum StrEnum Flag IntFlag",
         "typing": "Any",
         "_io": "BytesIO",
         "datetime": "date datetime time timedelta timezone",
@@ -150,6 +209,10 @@ _HARMLESS: dict[str, frozenset[str]] = {
         "numpy._core.multiarray": _NUMPY_ARRAYS,
         "numpy.core.numeric": "_frombuffer",
         "numpy._core.numeric": "_frombuffer",
+        "numpy.random._pickle": "__randomstate_ctor __generator_ctor __bit_generator_ctor",
+        "pandas._libs.tslibs.timestamps": "_unpickle_timestamp",
+        "pandas._libs.internals": "_unpickle_block",
+        "pandas.core.indexes.base": "_new_Index",
         "numpy.dtypes": """Float16DType Float32DType Float64DType Int8DType Int16DType Int32DType
             Int64DType UInt8DType UInt16DType UInt32DType UInt64DType BoolDType StrDType BytesDType
             ObjectDType DateTime64DType TimeDelta64DType""",
@@ -196,6 +259,25 @@ _HARMLESS: dict[str, frozenset[str]] = {
         "ml_collections.config_dict.config_dict": "ConfigDict FrozenConfigDict",
     }.items()
 }
+
+# Parts of libraries that compile or load code, or talk to other machines, when asked nicely.
+_EXECUTING = (
+    *("torch.jit", "torch.package", "torch.hub", "torch.utils.cpp_extension", "torch._C"),
+    *("torch.ops", "torch.classes", "torch._dynamo", "torch._inductor", "torch.fx"),
+    *("torch.distributed.rpc", "torch.distributed.elastic", "torch.distributed.launcher"),
+    *("torch.multiprocessing", "torch.utils.model_zoo", "torch.export", "torch.testing"),
+    *("numpy.f2py", "numpy.distutils", "numpy.ctypeslib", "numpy.lib.npyio", "numpy.testing"),
+    *("tensorflow", "keras", "IPython", "paramiko", "fabric", "invoke", "pexpect", "plumbum", "sh"),
+    *("psutil", "ray", "dask", "docker", "jinja2", "mako", "numba", "cffi", "pybind11", "git"),
+)
+# Classes that do something when they are made, wherever they are imported from.
+_EXECUTING_CLASSES = words(
+    """
+Popen Process Pool Thread Timer ThreadPool ProcessPoolExecutor ThreadPoolExecutor FunctionType
+CodeType LambdaType MethodType ModuleType InteractiveConsole InteractiveInterpreter Repo CDLL PyDLL
+TCPStore FileStore HashStore PrefixStore CompilationUnit PackageImporter DataLoader
+"""
+)
 
 _HOSTILE = words(
     """

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from ..errors import UnreadableInput
+from .containers import SAVE_STATE_DICT
 from .disk import Block, Disk
 from .names import shown
 from .rebuild import StorageRef, TensorRef, storage_from_id
-from .symbols import Symbol, is_harmless, is_hostile
+from .symbols import is_hostile, runs_when_called, runs_when_made
 from .unpickle import BrokenPickleError, Unpickler
 
 _MAGIC = 0x1950A86A20F9469CFC6C
@@ -28,8 +29,6 @@ _LINE_LIMIT = 1 << 16
 
 # torch marks these lazily as conjugated or negated; any other dtype so marked is nonsense.
 _SIGNED = (torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128)
-
-SAVE_STATE_DICT = "torch.save(model.state_dict(), 'weights.pt')"
 
 
 @dataclass
@@ -281,23 +280,17 @@ def _load(disk: Disk, unpickler: Unpickler, stream: PickleStream) -> Any:
 
 
 def _refuse_unsafe(disk: Disk, unpickler: Unpickler) -> None:
-    strange = [symbol for symbol in unpickler.symbols if not is_harmless(symbol)]
-    hostile = [symbol for symbol in strange if is_hostile(symbol)]
-    if unpickler.module_classes and not hostile:
-        raise UnreadableInput(
-            "a whole module, not a state dict",
-            where=disk.label,
-            why=f"it holds an object of class {next(iter(unpickler.module_classes))}, "
-            "which only that class's own code could load",
-            fix=f"where the class is defined, load it and save its weights: {SAVE_STATE_DICT}",
-        )
-    named: list[Symbol] = hostile or strange
-    if named:
-        others = f" (and {len(strange) - 1} more)" if len(strange) > 1 else ""
+    hostile = [symbol for symbol in unpickler.symbols if is_hostile(symbol)]
+    unsafe = dict.fromkeys(map(str, hostile))
+    unsafe |= dict.fromkeys(str(s) for s in unpickler.called if runs_when_called(s))
+    unsafe |= dict.fromkeys(str(s) for s in unpickler.made if runs_when_made(s))
+    unsafe |= unpickler.tricks
+    if unsafe:
+        others = f" (and {len(unsafe) - 1} more)" if len(unsafe) > 1 else ""
         raise UnreadableInput(
             "a pickle that could run code",
             where=disk.label,
-            why=f"loading it would import or call {named[0]}{others}; nothing was run",
+            why=f"loading it would import or call {next(iter(unsafe))}{others}; nothing was run",
             fix=f"if you trust the file, load it and save its weights alone: {SAVE_STATE_DICT}",
         )
 

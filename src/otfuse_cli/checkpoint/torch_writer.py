@@ -43,17 +43,13 @@ class TorchWriter:
         like: Checkpoint,
         extras: Extras | None = None,
     ) -> None:
-        self._draft = draft
+        self.draft = draft
+        self.wrapper = like.container.wrapper
         self._like = like
         self._extras = extras
         self._announced = Announced(infos)
         self._names = tuple(info.name for info in infos)
         self._tensors: dict[str, torch.Tensor] = {}
-
-    @property
-    def digest(self) -> str | None:
-        """SHA-256 of the file once it is there, where that is known without reading it."""
-        return self._draft.digest
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """Take a copy: callers reuse buffers, and a view would drag its whole storage along."""
@@ -77,19 +73,21 @@ class TorchWriter:
         """
         self._announced.require_complete()
         value: Any = self._state_dict()
-        wrapper = self._like.container.wrapper
         if self._extras is None:
-            for key in reversed(wrapper):
+            for key in reversed(self.wrapper):
                 value = {key: value}
         else:
             value = self._extras.around(value)
-        raw = _Noting(os.dup(self._draft.fd), "wb")
+        try:
+            raw = _Noting(os.dup(self.draft.fd), "wb")
+        except OSError as error:
+            raise refused(self.draft.path, error) from error
         try:
             # A file object: torch would put the name of a path into the archive.
             with io.BufferedWriter(raw) as file:
                 torch.save(value, file)
         except (OSError, RuntimeError) as error:
-            raise refused(self._draft.path, raw.error or error) from error
+            raise refused(self.draft.path, raw.error or error) from error
 
     def _state_dict(self) -> dict[str, torch.Tensor]:
         """Names in the order of `like`, then those that it doesn't have; tied names together."""
@@ -102,7 +100,8 @@ class TorchWriter:
         order = [name for name in container.keys if name in owner]
         known = set(order)
         order += [name for name in self._names if name not in known]
-        state = OrderedDict((container.prefix + name, self._tensors[owner[name]]) for name in order)
+        state: OrderedDict[str, torch.Tensor] = OrderedDict(container.beside)
+        state.update((container.stored_name(n), self._tensors[owner[n]]) for n in order)
         if container.versions is None:
             return dict(state)
         versions = OrderedDict((name, dict(v)) for name, v in container.versions.items())

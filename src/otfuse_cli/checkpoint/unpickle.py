@@ -14,8 +14,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from .rebuild import TensorRef, Unsupported, rebuild
-from .symbols import Foreign, Symbol, words
+from .rebuild import REBUILD_FROM_TYPE, TensorRef, Unsupported, rebuild
+from .symbols import Foreign, Symbol, made_by, words
 
 _PLAIN_KEYS = (str, int, float, bytes, type(None))
 _NO_ARGUMENTS: tuple[Any, ...] = ()
@@ -56,12 +56,16 @@ class Unpickler:
 
     Attributes:
         symbols: Every global met, in order, without repeats.
-        module_classes: Classes of objects whose state is that of a `torch.nn.Module`.
+        called: Those that are called.
+        made: Classes of which objects are made, without a call.
+        tricks: What no honest pickle does, in words.
     """
 
     def __init__(self, persistent: Callable[[Any], Any]) -> None:
         self.symbols: dict[Symbol, None] = {}
-        self.module_classes: dict[Symbol, None] = {}
+        self.called: dict[Symbol, None] = {}
+        self.made: dict[Symbol, None] = {}
+        self.tricks: dict[str, None] = {}
         self._persistent = persistent
 
     def load(self, stream: ByteStream) -> Any:
@@ -73,6 +77,7 @@ class Unpickler:
         self._stack: list[Any] = []
         self._outer: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
+        self._built: dict[int, Any] = {}
         try:
             with warnings.catch_warnings():
                 # Of odd escapes in protocol 0 text.
@@ -181,6 +186,7 @@ class Unpickler:
 
     def _extend(self, items: list[Any]) -> None:
         target = self._stack[-1]
+        self._require_untouched(target)
         if isinstance(target, list):
             target.extend(items)
         elif not isinstance(target, Foreign):
@@ -195,6 +201,7 @@ class Unpickler:
 
     def _fill(self, items: list[Any]) -> None:
         target = self._stack[-1]
+        self._require_untouched(target)
         if isinstance(target, Table):
             for key, value in zip(items[::2], items[1::2], strict=True):
                 # Other keys are wrapped: hashing a hostile nest of tuples takes forever.
@@ -221,9 +228,13 @@ class Unpickler:
         args, function = self._stack.pop(), self._stack.pop()
         self._call(function, args)
 
+    def _new(self, _: Any) -> None:
+        args, cls = self._stack.pop(), self._stack.pop()
+        self._call(cls, args, new=True)
+
     def _new_with_keywords(self, _: Any) -> None:
         keywords, args, cls = self._stack.pop(), self._stack.pop(), self._stack.pop()
-        self._call(cls, args if not keywords else (*args, keywords))
+        self._call(cls, args if not keywords else (*args, keywords), new=True)
 
     def _instance(self, argument: Any) -> None:
         args = self._pop_mark()
@@ -234,11 +245,17 @@ class Unpickler:
         cls, *args = self._pop_mark()
         self._call(cls, tuple(args))
 
-    def _call(self, function: Any, args: Any) -> None:
-        """Record a call. Only descriptions of tensors and plain dicts are worked out."""
+    def _call(self, function: Any, args: Any, *, new: bool = False) -> None:
+        """Record a call, or of a class its `__new__`.
+
+        Only descriptions of tensors and plain dicts are worked out.
+        """
         if not isinstance(args, tuple):
             raise BrokenPickleError("invalid pickle (arguments that are no tuple)")
+        if isinstance(function, Symbol):
+            self._note(function, args, new=new)
         if isinstance(function, Foreign):
+            self.tricks["an object of its own making"] = None
             self._stack.append(Foreign(None, args))
         elif not isinstance(function, Symbol):
             raise BrokenPickleError("invalid pickle (a call of something that is no function)")
@@ -252,17 +269,33 @@ class Unpickler:
         else:
             self._stack.append(rebuild(function, args))
 
+    def _note(self, function: Symbol, args: tuple[Any, ...], *, new: bool) -> None:
+        if new:
+            self.made[function] = None
+            return
+        self.called[function] = None
+        self.made.update(dict.fromkeys(made_by(function, args)))
+        if function == REBUILD_FROM_TYPE and args and isinstance(args[0], Symbol):
+            self.called[args[0]] = None
+
+    def _require_untouched(self, target: Any) -> None:
+        """An object gets its state last: what is done to it then, its own attributes would do."""
+        if id(target) in self._built:
+            self.tricks["what it put into an object itself"] = None
+
     def _build(self, _: Any) -> None:
         state, target = self._stack.pop(), self._stack[-1]
+        self._require_untouched(target)
+        self._built[id(target)] = target
         if isinstance(target, Foreign):
             target.state = state
-            if isinstance(state, Table) and "_modules" in state and "_parameters" in state:
-                self.module_classes[target.cls or Symbol("torch.nn", "Module")] = None
+        elif isinstance(target, Symbol):
+            self.tricks[f"{target}, with other attributes,"] = None
         elif isinstance(target, Table):
             target.state = state
         elif isinstance(target, TensorRef):
             self._stack[-1] = Unsupported("a tensor with a state of its own")
-        elif not isinstance(target, Unsupported | Symbol):
+        elif not isinstance(target, Unsupported):
             raise BrokenPickleError("invalid pickle (a state for plain data)")
 
     def _persistent_id(self, _: Any) -> None:
@@ -323,7 +356,7 @@ _OPERATIONS: dict[str, _Operation] = {
     "GLOBAL": Unpickler._global,
     "STACK_GLOBAL": Unpickler._stack_global,
     "REDUCE": Unpickler._reduce,
-    "NEWOBJ": Unpickler._reduce,
+    "NEWOBJ": Unpickler._new,
     "NEWOBJ_EX": Unpickler._new_with_keywords,
     "INST": Unpickler._instance,
     "OBJ": Unpickler._object,

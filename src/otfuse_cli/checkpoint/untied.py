@@ -40,6 +40,7 @@ class Untied(Checkpoint):
             container=whole.container,
             entries=entries,
             aliases={name: tuple(others) for name, others in ties.items()},
+            remark=whole.remark,
         )
 
 

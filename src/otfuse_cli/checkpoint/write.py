@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from ..errors import OutputRefused
+from .contents import disk_contents
 from .draft import Draft, FolderDraft, refused
 from .extras import Extras
+from .folder import drafted_contents
 from .names import TensorInfo
-from .open import Checkpoint
+from .open import Checkpoint, opened
+from .publication import Publication
 from .safetensors_writer import SafetensorsWriter, require_dtypes
 from .shards import FolderWriter, refuse_foreign_files
 from .suffix import DEFAULT_SHARD, parse_size, suffix_of
@@ -22,11 +25,18 @@ from .torch_writer import TorchWriter
 
 
 class Writer(Protocol):
-    """Takes the tensors of an output, each once, in any order."""
+    """Takes the tensors of an output, each once, in any order.
+
+    Attributes:
+        draft: What it writes into.
+        wrapper: Keys that will lead to the state dict, outermost first.
+    """
 
     @property
-    def digest(self) -> str | None:
-        """SHA-256 of the output once it is there, where that is known without reading it."""
+    def draft(self) -> Draft | FolderDraft:
+        """See above."""
+
+    wrapper: tuple[str, ...]
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """Store a tensor under its clean name.
@@ -56,14 +66,15 @@ def open_writer(
     shard_size: int | None = None,
     dtype: str | None = None,
     config: Mapping[str, Any] | None = None,
+    outputs: Publication | None = None,
 ) -> Iterator[Writer]:
     """Write tensors to a new checkpoint that loads where `like` loaded.
 
     The suffix decides the format; a folder gets safetensors shards, their index, and the config
     and tokenizer files of `like`. Prefixes come back; `.pt` files get the wrapper keys of `like`
     too. Ties are kept: `.pt` files share the storage, safetensors store one tensor and name the
-    other in their metadata. The output appears under its name when the block ends without an
-    exception, complete, or not at all.
+    other in their metadata. The output appears under its name complete or not at all: when the
+    block ends without an exception, or with the others of `outputs`.
 
     Args:
         path: The output.
@@ -74,6 +85,7 @@ def open_writer(
         shard_size: Most bytes in a file of a folder.
         dtype: What the config.json of a folder is to say, where it isn't the one of `like`.
         config: What else it is to say.
+        outputs: What it is published with.
 
     Raises:
         UsageError: Unknown suffix, or a dtype that the format lacks.
@@ -85,22 +97,37 @@ def open_writer(
     if suffix in (".safetensors", ""):
         require_dtypes(path, infos)
     check_output(path, overwrite=overwrite, folder=not suffix)
-    draft = Draft(path) if suffix else FolderDraft(path)
-    try:
+    with ExitStack() as stack:
+        if outputs is None:
+            outputs = stack.enter_context(Publication(overwrite=overwrite))
         writer: SafetensorsWriter | TorchWriter | FolderWriter
-        if isinstance(draft, FolderDraft):
+        if not suffix:
             limit = shard_size or parse_size(DEFAULT_SHARD)
-            writer = FolderWriter(draft, infos, like, limit=limit, dtype=dtype, config=config or {})
+            folder = outputs.folder(path)
+            writer = FolderWriter(
+                folder, infos, like, limit=limit, dtype=dtype, config=config or {}
+            )
         elif suffix == ".safetensors":
-            writer = SafetensorsWriter(draft, infos, like)
+            writer = SafetensorsWriter(outputs.file(path), infos, like)
         else:
-            writer = TorchWriter(draft, infos, like, extras)
+            writer = TorchWriter(outputs.file(path), infos, like, extras)
         yield writer
         writer.finish()
-        draft.publish(overwrite=overwrite)
-    except BaseException:
-        draft.discard()
-        raise
+        writer.draft.flush()
+
+
+def read_back(writer: Writer, label: str) -> Checkpoint:
+    """What was written, opened as its readers will open it, before it has its name.
+
+    Raises:
+        UnreadableInput: It can't be read.
+        OutputRefused: The system has no file handles left.
+    """
+    if isinstance(writer.draft, FolderDraft):
+        contents = drafted_contents(writer.draft.disks(label), writer.draft.path, label)
+    else:
+        contents = disk_contents(writer.draft.disk(label))
+    return opened(contents, label, writer.wrapper)
 
 
 def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> None:

@@ -11,7 +11,6 @@ from torch import nn
 
 from .. import __version__
 from ..checkpoint.config import read_config
-from ..checkpoint.open import open_checkpoint
 from ..errors import GateFailed, UsageError
 from ..graph.model import LayerGraph
 from ..graph.recognise import layer_graph
@@ -22,7 +21,7 @@ from ..network.factory import Network, names_a_module
 from ..network.program import load_program
 from ..report import Checks, Report
 from ..runtime import Progress, Stopwatch, peak_rss_bytes, silent
-from .parents import graph_record, shapes_of, tensor_records
+from .parents import graph_record, open_checkpoints, shapes_of, tensor_records
 from .requests import CheckRequest
 from .ties import tie
 
@@ -39,7 +38,7 @@ def check(request: CheckRequest, *, progress: Progress = silent) -> Report:
         OtfuseError: See docs/exit-codes.md.
     """
     watch = Stopwatch()
-    with open_checkpoint(request.checkpoint, key=request.key) as stored:
+    with open_checkpoints((request.checkpoint,), request.key) as (stored,):
         with watch("graph"):
             checkpoint = tie((stored,), 0, request.arch).checkpoints[0]
             known = architecture(

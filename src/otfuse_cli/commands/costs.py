@@ -35,23 +35,31 @@ def check_outputs(request: InspectRequest) -> None:
             check_output(path, overwrite=request.overwrite)
 
 
-def finish(report: Report, request: InspectRequest, maps: Sequence[HeatMap] = ()) -> Report:
-    """Write the plot and the report that were asked for, then hold the costs against the limits.
+def finish(
+    report: Report,
+    request: InspectRequest,
+    maps: Sequence[HeatMap] = (),
+    spec: str | None = None,
+) -> Report:
+    """Write what was asked for (`spec`, plot, report), then hold the costs against the limits.
 
     Raises:
         GateFailed: A limit was passed; carries the report, which is written all the same.
         UsageError: There are no costs to draw.
     """
-    if request.plot is not None:
-        from ..plot.costs import picture
-        from ..plot.write import write_picture
+    from ..checkpoint.publication import Publication
 
-        write_picture(request.plot, picture(report, maps), overwrite=request.overwrite)
-    path = _file(request)
-    if path is not None:
-        from ..checkpoint.draft import write_text
+    with Publication(overwrite=request.overwrite) as outputs:
+        if spec is not None and request.write_spec is not None:
+            outputs.write(request.write_spec, spec)
+        if request.plot is not None:
+            from ..plot.costs import picture
+            from ..plot.write import drawn
 
-        write_text(path, report.to_json(), overwrite=request.overwrite)
+            outputs.write(request.plot, drawn(request.plot, picture(report, maps)))
+        path = _file(request)
+        if path is not None:
+            outputs.write(path, report.to_json())
     return gate(report, request.max_cost, request.max_moved)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ..checkpoint.open import open_checkpoint
+from ..checkpoint.publication import Publication
 from ..network.architecture import architecture
 from ..network.evaluation import score
 from ..network.factory import Network
@@ -30,7 +31,7 @@ def demo(request: DemoRequest, *, progress: Progress = silent) -> Report:
     Raises:
         OtfuseError: A wrong option, or an output that is refused.
     """
-    with ExitStack() as stack:
+    with Publication(overwrite=request.overwrite) as outputs, ExitStack() as stack:
         folder = resources.files(__package__.rpartition(".")[0]) / "demo_pair"
         a, b, digits = (
             stack.enter_context(resources.as_file(folder / name))
@@ -38,7 +39,7 @@ def demo(request: DemoRequest, *, progress: Progress = silent) -> Report:
         )
         samples = _digits(digits)
         shared = {**vars(request), "checkpoints": (a, b)}
-        fused, report = merge_tensors(MergeRequest(**shared), progress=progress)
+        fused, report = merge_tensors(MergeRequest(**shared), progress=progress, outputs=outputs)
         plain, _ = merge_tensors(MergeRequest(checkpoints=(a, b), align="none", device="cpu"))
         models: dict[str, Mapping[str, torch.Tensor]] = {}
         for name, path in (("parent a", a), ("parent b", b)):

@@ -11,7 +11,6 @@ from ..align.match import match
 from ..align.pairs import all_pairs
 from ..align.recipe import Recipe
 from ..align.sweep import Match
-from ..checkpoint.draft import write_text
 from ..checkpoint.open import Checkpoint
 from ..errors import IncompatibleModels, UsageError
 from ..fuse.selection import Selection
@@ -23,6 +22,7 @@ from .compare import compare, one_start, refusal
 from .costs import check_outputs, finish
 from .function import declared
 from .inputs import open_bench
+from .naming import named_alike
 from .parents import (
     MEDOID,
     Parents,
@@ -73,11 +73,11 @@ def inspect(request: InspectRequest, *, progress: Progress = silent) -> Report:
                 report, tensors=tensor_records(checkpoints[0], None), warnings=(warning,)
             )
             return finish(report, request)
+        spec = None
         if request.write_spec is not None:
             from ..graph.write_spec import write_spec
 
-            text = write_spec(parents.anchor.graph)
-            write_text(request.write_spec, text, overwrite=request.overwrite)
+            spec = write_spec(parents.anchor.graph)
         if parents.sources:
             # What a merge would take: its own matcher, not the quick one of a pre-flight.
             planned = replace(recipe, matcher="auto")
@@ -86,7 +86,7 @@ def inspect(request: InspectRequest, *, progress: Progress = silent) -> Report:
                 with watch("match"):
                     report, maps = _costs(parents, recipe, runtime, report, request)
     report = replace(report, timings=dict(watch.seconds), peak_rss_bytes=peak_rss_bytes())
-    return finish(report, request, maps)
+    return finish(report, request, maps, spec)
 
 
 def _parents(
@@ -99,9 +99,10 @@ def _parents(
     """The models on one graph, and the report with what the anchor is and how the others differ."""
     at = anchor_index(request.anchor, len(checkpoints))
     chosen = 0 if at == MEDOID else at
-    one = tie(checkpoints, chosen, request.arch)
-    checkpoints = one.checkpoints
+    files = checkpoints
     while True:
+        one = tie(named_alike(files, chosen), chosen, request.arch)
+        checkpoints = one.checkpoints
         known = find_architecture(
             checkpoints, chosen, request.arch, free_outputs=request.free_outputs
         )

@@ -19,16 +19,16 @@ from ..align.passes import realign
 from ..align.portfolio import Judge
 from ..align.recipe import Recipe
 from ..align.sweep import DifferentHeads, Match
-from ..checkpoint.draft import write_text
 from ..checkpoint.names import TensorInfo
 from ..checkpoint.open import Checkpoint
+from ..checkpoint.publication import Publication
 from ..errors import UsageError
 from ..fuse.average import Aligned
 from ..fuse.fused import Fused
 from ..fuse.repair import Repair, plan_repair
 from ..fuse.selection import Selection
 from ..graph.streams import PostNorm
-from ..report import Checks, Report
+from ..report import Checks, FileRecord, Report
 from ..runtime import (
     Progress,
     Runtime,
@@ -46,7 +46,6 @@ from .memory import require_memory
 from .outputs import (
     Put,
     kept_extras,
-    output_record,
     refuse_outputs,
     require_room,
     sink,
@@ -145,12 +144,15 @@ def merge(request: MergeRequest, *, progress: Progress = silent) -> Report:
 
 
 def merge_tensors(
-    request: MergeRequest, *, progress: Progress = silent
+    request: MergeRequest, *, progress: Progress = silent, outputs: Publication | None = None
 ) -> tuple[dict[str, torch.Tensor], Report]:
-    """Fuse in memory, and to the output file as well where the request names one."""
+    """Fuse in memory, and to the output file as well where the request names one.
+
+    `outputs` as for `run`.
+    """
     plan = plan_merge(request)
     tensors: dict[str, torch.Tensor] = {}
-    report = run(plan, progress, also=tensors.__setitem__)
+    report = run(plan, progress, also=tensors.__setitem__, outputs=outputs)
     return tensors, report
 
 
@@ -185,11 +187,21 @@ def report_path(output: Path | None, report: Path | None) -> Path | None:
     return None if output is None else report_beside(output)
 
 
-def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
+def run(
+    plan: Plan, progress: Progress, also: Put | None = None, outputs: Publication | None = None
+) -> Report:
     """Carry out a plan: open, match each source, write the average and the report.
 
-    `also` gets every fused tensor too, for callers in memory.
+    `also` gets every fused tensor too, for callers in memory. What is written appears when all of
+    it is complete, or with the other `outputs` of a caller that has some.
     """
+    if outputs is not None:
+        return _run(plan, progress, also, outputs)
+    with Publication(overwrite=plan.target.overwrite) as outputs:
+        return _run(plan, progress, also, outputs)
+
+
+def _run(plan: Plan, progress: Progress, also: Put | None, outputs: Publication) -> Report:
     recipe = plan.options.recipe()
     watch = Stopwatch()
     runtime = Runtime(resolve_device(plan.options.device), recipe.seed, progress)
@@ -274,14 +286,14 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
         with watch("check"):
             remarks = (*remarks, *check_outputs(parents, fused))
         with watch("write"):
-            lost, digest = _write(plan, parents, fused, runtime, also)
+            lost, written = _write(plan, parents, fused, runtime, also, outputs)
         with watch("read"):
             inputs = tuple(c.record(digest=at in used) for at, c in enumerate(checkpoints))
         report = Report(
             command=plan.command,
             version=__version__,
             inputs=inputs,
-            output=output_record(plan.output, plan.target, plan.options.key, known=digest),
+            output=written,
             recipe=_recipe(plan, recipe, runtime)
             | ({"synthetic_kind": "class"} if bench is not None and bench.driven else {}),
             graph=graph_record(parents.anchor.graph),
@@ -306,7 +318,7 @@ def run(plan: Plan, progress: Progress, also: Put | None = None) -> Report:
         report = plan.steps.describe(parents, report)
     report = replace(report, timings=dict(watch.seconds), peak_rss_bytes=peak_rss_bytes())
     if plan.report is not None:
-        write_text(plan.report, report.to_json(), overwrite=plan.target.overwrite)
+        outputs.write(plan.report, report.to_json())
     return report
 
 
@@ -393,9 +405,14 @@ def _endpoint(aligned: Sequence[Aligned]) -> bool:
 
 
 def _write(
-    plan: Plan, parents: Parents, fused: Fused, runtime: Runtime, also: Put | None
-) -> tuple[tuple[str, ...], str | None]:
-    """Write every tensor; returns what could not be written along with them, and the digest."""
+    plan: Plan,
+    parents: Parents,
+    fused: Fused,
+    runtime: Runtime,
+    also: Put | None,
+    outputs: Publication,
+) -> tuple[tuple[str, ...], tuple[FileRecord, ...]]:
+    """Write every tensor; returns what could not be written along with them, and what was."""
     like = parents.stored_like or parents.whole.checkpoint
     infos = {info.name: info for info in _targets(plan, parents)}
     extras, lost = kept_extras(like, plan.target)
@@ -405,6 +422,7 @@ def _write(
         like,
         list(infos.values()),
         plan.target,
+        outputs,
         also=also,
         extras=extras,
         config=parents.config,
@@ -431,7 +449,7 @@ def _write(
             for own, stored in parents.stored(name, piece).items():
                 out.put(own, stored.to(infos[own].dtype))
     runtime.progress("write", len(names), len(names))
-    return lost, out.digest
+    return lost, out.written
 
 
 def _targets(plan: Plan, parents: Parents) -> list[TensorInfo]:

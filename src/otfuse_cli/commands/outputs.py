@@ -14,9 +14,10 @@ import torch
 
 from ..checkpoint.extras import Extras
 from ..checkpoint.names import TensorInfo
-from ..checkpoint.open import Checkpoint, open_checkpoint
+from ..checkpoint.open import Checkpoint
+from ..checkpoint.publication import Publication, is_inside
 from ..checkpoint.suffix import DEFAULT_SHARD, PT_SUFFIXES, parse_size, suffix_of
-from ..checkpoint.write import check_output, open_writer
+from ..checkpoint.write import check_output, open_writer, read_back
 from ..errors import OutputRefused, UsageError
 from ..prune.advice import Advice
 from ..report import FileRecord
@@ -33,12 +34,12 @@ class Sink:
     Attributes:
         put: Takes a whole tensor.
         put_rows: Takes rows of one in order, from a first row on; None where whole ones are wanted.
-        digest: The written file's, once it is complete, where it was taken while writing.
+        written: The output as it reads, once it is complete; empty where there is none.
     """
 
     put: Put
     put_rows: PutRows | None = None
-    digest: str | None = None
+    written: tuple[FileRecord, ...] = ()
 
 
 def refuse_outputs(
@@ -62,12 +63,12 @@ def refuse_outputs(
                     why="inputs are never touched",
                     fix="choose another name",
                 )
-        if path != output and folder and path.parent == output:
+        if output is not None and path != output and folder and is_inside(path, output):
             continue  # a report inside the folder comes and goes with it
         check_output(path, overwrite=target.overwrite, folder=folder and path == output)
     if output is None:
         return
-    if output == report:
+    if report is not None and os.path.realpath(output) == os.path.realpath(report):
         raise UsageError("output and report have the same name", where=str(output))
     _refuse_options(output, target, folder=folder)
 
@@ -103,6 +104,7 @@ def sink(
     like: Checkpoint,
     infos: Sequence[TensorInfo],
     target: OutputOptions,
+    outputs: Publication,
     *,
     also: Put | None = None,
     extras: Extras | None = None,
@@ -110,7 +112,8 @@ def sink(
 ) -> Iterator[Sink]:
     """Where tensors go: the output file or folder, the caller (`also`: whole ones), or both.
 
-    A folder gets the config.json of `like`, with what `config` says.
+    A folder gets the config.json of `like`, with what `config` says. The output is complete after
+    the block, and is published with `outputs`.
     """
     if output is None:
         yield Sink(also or (lambda name, tensor: None))
@@ -120,6 +123,7 @@ def sink(
         infos,
         like=like,
         overwrite=target.overwrite,
+        outputs=outputs,
         extras=extras,
         shard_size=parse_size(target.shard_size or DEFAULT_SHARD),
         dtype=None if target.dtype == "keep" else target.dtype,
@@ -133,7 +137,8 @@ def sink(
 
         found = Sink(put, None if also is not None else writer.put_rows)
         yield found
-    found.digest = writer.digest
+    with read_back(writer, str(output)) as written:
+        found.written = (written.record(),)
 
 
 def folder_config(
@@ -164,28 +169,6 @@ def kept_extras(
     if not extras.left_out:
         return extras, ()
     return extras, (f"--keep-extras left out: {', '.join(extras.left_out)}",)
-
-
-def output_record(
-    output: Path | None,
-    target: OutputOptions,
-    key: str | None = None,
-    *,
-    known: str | None = None,
-) -> tuple[FileRecord, ...]:
-    """What was written, as the report holds it.
-
-    Args:
-        output: The file or folder, if any.
-        target: How it was written.
-        key: What the input was read under.
-        known: Its digest, where it is known.
-    """
-    if output is None:
-        return ()
-    # With other entries beside it, what was written is as ambiguous as the input was.
-    with open_checkpoint(output, key=key if target.keep_extras else None) as written:
-        return (written.record(known=known),)
 
 
 def _refuse_options(output: Path, target: OutputOptions, *, folder: bool) -> None:

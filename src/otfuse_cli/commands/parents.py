@@ -25,6 +25,8 @@ from ..graph.streams import has_heads
 from ..network.architecture import Architecture, architecture, output_ties
 from ..report import AxisRecord, GraphRecord, Pinned, TensorRecord
 from ..runtime import Runtime
+from .keys import Key, read_keys
+from .naming import named_alike
 from .reconcile import reconcile
 from .requests import Source
 from .ties import OneTensor, tie
@@ -84,15 +86,32 @@ class Parents:
 
 
 @contextmanager
-def open_checkpoints(sources: Sequence[Source], key: str | None) -> Iterator[list[Checkpoint]]:
-    """Open every checkpoint (headers only, where the format has one); close them at the end."""
+def open_checkpoints(sources: Sequence[Source], key: Key | None) -> Iterator[list[Checkpoint]]:
+    """Open every checkpoint (headers only, where the format has one); close them at the end.
+
+    Raises:
+        UsageError: A key that leads nowhere; a bare one must lead somewhere in one of the files.
+    """
+    keys = read_keys(key, len(sources))
+    number = len(sources) > 1
+    checkpoints = []
     with ExitStack() as stack:
-        yield [
-            stack.enter_context(
-                open_checkpoint(s, key=key, label=None if _is_path(s) else f"state dict {at}")
+        for at, source in enumerate(sources):
+            name, bare = keys.at(at)
+            label = None if _is_path(source) else "state dict" + f" {at}" * number
+            opened = open_checkpoint(source, key=name, bare=bare, label=label)
+            checkpoints.append(stack.enter_context(opened))
+        meant = [c for at, c in enumerate(checkpoints) if at not in keys.own]
+        if keys.bare is not None and not any(c.keyed for c in meant):
+            raise UsageError(
+                "no such entry in any checkpoint",
+                where=f"--key {keys.bare}",
+                why=f"{few([c.label for c in meant])}: each holds one model, under another name"
+                if meant
+                else "every checkpoint has a key of its own",
+                fix="leave it away, or name an entry that is there",
             )
-            for at, s in enumerate(sources)
-        ]
+        yield checkpoints
 
 
 def _is_path(source: Source) -> bool:
@@ -151,6 +170,7 @@ def assemble(
             `strict` and `vocab` allow.
         UsageError: An output layer that can't be untied.
     """
+    checkpoints = named_alike(checkpoints, anchor_index)
     splits: tuple[Split, ...] = ()
     stored = checkpoints[anchor_index]
     one = OneTensor(tuple(checkpoints)) if untie else tie(checkpoints, anchor_index, arch)
@@ -225,7 +245,7 @@ def fit(
         Model(anchor_index, anchor, known.graph, device),
         common.kept,
         common.complete,
-        common.warnings,
+        (*(c.remark for c in checkpoints if c.remark), *common.warnings),
     )
 
 

@@ -12,8 +12,8 @@ import torch
 from .. import __version__
 from ..align.models import Model
 from ..checkpoint.config import read_config
-from ..checkpoint.draft import write_text
-from ..checkpoint.open import Checkpoint, open_checkpoint
+from ..checkpoint.open import Checkpoint
+from ..checkpoint.publication import Publication
 from ..errors import SolveFailed, UsageError
 from ..graph.model import LayerGraph
 from ..graph.sizes import resize
@@ -26,7 +26,7 @@ from ..prune.check import masked_change
 from ..prune.choose import Choice, choose
 from ..prune.compact import Pruner, smaller
 from ..prune.measure import pruning_record
-from ..report import Checks, Report
+from ..report import Checks, FileRecord, Report
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
 from .function import declared, reordered_change, require_kept, require_proof
 from .inputs import require_inputs
@@ -35,13 +35,12 @@ from .outputs import (
     Put,
     folder_config,
     kept_extras,
-    output_record,
     refuse_outputs,
     require_room,
     sink,
     target_info,
 )
-from .parents import graph_record, shapes_of
+from .parents import graph_record, open_checkpoints, shapes_of
 from .requests import PruneRequest
 from .ties import tie
 
@@ -81,6 +80,13 @@ class _Pruned:
 
 
 def _run(request: PruneRequest, progress: Progress, also: Put | None = None) -> Report:
+    with Publication(overwrite=request.overwrite) as outputs:
+        return _prune(request, progress, also, outputs)
+
+
+def _prune(
+    request: PruneRequest, progress: Progress, also: Put | None, outputs: Publication
+) -> Report:
     _require_amounts(request)
     require_inputs(request)
     output = None if request.output is None else Path(request.output)
@@ -88,8 +94,7 @@ def _run(request: PruneRequest, progress: Progress, also: Put | None = None) -> 
     refuse_outputs(output, report_at, (request.checkpoint,), request)
     watch = Stopwatch()
     runtime = Runtime(resolve_device(request.device), request.seed, progress)
-    label = "state dict" if hasattr(request.checkpoint, "keys") else None
-    with open_checkpoint(request.checkpoint, key=request.key, label=label) as stored:
+    with open_checkpoints((request.checkpoint,), request.key) as (stored,):
         with watch("graph"):
             one = tie((stored,), 0, request.arch)
             checkpoint = one.checkpoints[0]
@@ -126,12 +131,14 @@ def _run(request: PruneRequest, progress: Progress, also: Put | None = None) -> 
             arguments=factory_arguments(request.arch),
         )
         with watch("write"):
-            lost = _write(request, output, work, one.copies, stored, runtime, also, told)
+            lost, written = _write(
+                request, output, work, one.copies, stored, runtime, also, told, outputs
+            )
         report = Report(
             command="prune",
             version=__version__,
             inputs=(checkpoint.record(),),
-            output=output_record(output, request, request.key),
+            output=written,
             recipe=_recipe(request, runtime, work.made),
             graph=graph_record(work.graph),
             checks=checks,
@@ -147,7 +154,7 @@ def _run(request: PruneRequest, progress: Progress, also: Put | None = None) -> 
         )
     report = replace(report, timings=dict(watch.seconds), peak_rss_bytes=peak_rss_bytes())
     if report_at is not None:
-        write_text(report_at, report.to_json(), overwrite=request.overwrite)
+        outputs.write(report_at, report.to_json())
     return report
 
 
@@ -212,8 +219,9 @@ def _write(
     runtime: Runtime,
     also: Put | None,
     told: Advice,
-) -> tuple[str, ...]:
-    """Write every tensor; returns what could not be written along with them."""
+    outputs: Publication,
+) -> tuple[tuple[str, ...], tuple[FileRecord, ...]]:
+    """Write every tensor; returns what could not be written along with them, and what was."""
     checkpoint = work.model.checkpoint
     own = read_config(checkpoint.path)
     config, remarks = folder_config(
@@ -228,7 +236,9 @@ def _write(
     every = [i for info in infos for i in (info, *again[info.name])]
     require_room(output, every)
     extras, lost = kept_extras(checkpoint, request)
-    with sink(output, like, every, request, also=also, extras=extras, config=config) as out:
+    with sink(
+        output, like, every, request, outputs, also=also, extras=extras, config=config
+    ) as out:
         for done, info in enumerate(infos):
             runtime.progress("write", done, len(infos))
             tensor = pruner.tensor(info.name, info.dtype)
@@ -236,7 +246,7 @@ def _write(
             for copy in again[info.name]:
                 out.put(copy.name, tensor.clone())
     runtime.progress("write", len(infos), len(infos))
-    return (*lost, *remarks)
+    return (*lost, *remarks), out.written
 
 
 def _left_whole(work: _Pruned, request: PruneRequest) -> tuple[str, ...]:

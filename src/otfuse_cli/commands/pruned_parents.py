@@ -14,6 +14,7 @@ from ..graph.sizes import resize
 from ..network.architecture import Architecture, architecture
 from ..prune.advice import advice
 from ..prune.masks import Compacted, compacted, unmask, zero_units
+from .naming import named_alike
 from .outputs import folder_config
 from .parents import Parents, shapes_of
 from .reconcile import reconcile
@@ -29,7 +30,7 @@ def assemble_pruned(
         IncompatibleModels: No graph, or networks that differ in more than widths.
         UsageError: `keep_shape` without anything pruned in place.
     """
-    dense_file, stored = checkpoints
+    dense_file, stored = named_alike(checkpoints, 1)
     masked = unmask(stored)
     pruned_file = masked.checkpoint
     # A network that differs in more than widths is described by the anchor alone.
@@ -58,7 +59,13 @@ def assemble_pruned(
             fix="leave the option out: the output has the shape of PRUNED",
         )
     parents = Parents(
-        (dense, pruned), 1, known, whole, common.kept, common.complete, common.warnings
+        (dense, pruned),
+        1,
+        known,
+        whole,
+        common.kept,
+        common.complete,
+        (*(c.remark for c in (dense_file, stored) if c.remark), *common.warnings),
     )
     if request.keep_shape and compaction is not None:
         return replace(parents, stored_like=stored, store=compaction.restored), remarks

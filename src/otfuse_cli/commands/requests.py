@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..align.recipe import CHOICES, Recipe
 from ..errors import UsageError
+from .keys import Key
 
 if TYPE_CHECKING:
     import torch
@@ -70,7 +71,7 @@ class FusionOptions:
 
     arch: str = "auto"
     free_outputs: bool = False
-    key: str | None = None
+    key: Key | None = None
     strict: bool = True
     vocab: str = "refuse"
     device: str = "auto"
@@ -235,7 +236,7 @@ class PruneRequest(OutputOptions):
     layer: Mapping[str, float] | None = None
     arch: str = "auto"
     require_proof: bool = False
-    key: str | None = None
+    key: Key | None = None
     device: str = "auto"
     samples: SampleSource | None = None
     synthetic: bool = False
@@ -291,7 +292,7 @@ class CheckRequest:
     arch: str
     spec: str | None = None
     free_outputs: bool = False
-    key: str | None = None
+    key: Key | None = None
     seed: int = 0
 
 
@@ -319,7 +320,7 @@ class EvaluateRequest(MeasureOptions):
     ensemble: bool = False
     average: bool = False
     arch: str = "auto"
-    key: str | None = None
+    key: Key | None = None
     device: str = "auto"
     seed: int = 0
 

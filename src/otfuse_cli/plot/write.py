@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
 
-from ..checkpoint.draft import write_bytes
+from ..checkpoint.publication import write_whole
 from ..checkpoint.write import check_output
 from ..errors import UsageError
 from .charts import LineChart, Picture, Series
@@ -47,16 +47,19 @@ def write_picture(path: Path, picture: Picture, *, overwrite: bool = False) -> N
         OutputRefused: The file exists and `overwrite` is false, or can't be written.
     """
     check_plot(path, overwrite=overwrite)
+    write_whole(path, drawn(path, picture), overwrite=overwrite)
+
+
+def drawn(path: Path, picture: Picture) -> bytes:
+    """The bytes of `picture` in the format that the suffix of `path` decides."""
     suffix = path.suffix.lower()
     if suffix == ".html":
         from .page import page
 
-        data = page(picture).encode("utf-8")
-    else:
-        from .drawing import drawing
+        return page(picture).encode("utf-8")
+    from .drawing import drawing
 
-        data = drawing(picture, suffix.removeprefix("."))
-    write_bytes(path, data, overwrite=overwrite)
+    return drawing(picture, suffix.removeprefix("."))
 
 
 def line_plot(
