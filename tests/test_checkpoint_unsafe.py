@@ -2,16 +2,26 @@
 
 import argparse
 import collections
+import dataclasses
 import datetime
+import decimal
+import enum
+import functools
 import io
+import logging
 import os
 import pathlib
 import pickle
+import random
+import re
 import sys
+import types
+import uuid
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -27,7 +37,7 @@ from otfuse_cli.checkpoint.rebuild import (
 )
 from otfuse_cli.checkpoint.symbols import Foreign, Symbol
 from otfuse_cli.checkpoint.unpickle import BrokenPickleError, Table, Unpickler
-from otfuse_cli.errors import ExitCode, UnreadableInput
+from otfuse_cli.errors import ExitCode, UnreadableInput, UsageError
 
 STATE = {"w": torch.arange(3.0)}
 MAGIC = 0x1950A86A20F9469CFC6C
@@ -105,9 +115,85 @@ def attacks(marker: Path) -> dict[str, tuple[bytes, str]]:
         "called and dropped": (b"\x80\x02cos\nsystem\n" + short(shell) + b"\x85R0}.", "os.system"),
         "then broken": (b"\x80\x02cos\nsystem\n" + short(shell) + b"\x85Rt.", "os.system"),
         "never called": (b"\x80\x02cos\nsystem\n.", "os.system"),
-        "unknown class": (
-            b"\x80\x02cmy_project.config\nConfig\n)\x81.",
-            "my_project.config.Config",
+        "unknown function": (
+            b"\x80\x02cmy_project.tools\nrun_all\n" + short("x") + b"\x85R.",
+            "my_project.tools.run_all",
+        ),
+        "unknown function, inst": (
+            b"(S'x'\nimy_project.tools\nrun_all\n.",
+            "my_project.tools.run_all",
+        ),
+        "unknown function, obj": (
+            b"\x80\x02(cmy_project.tools\nrun_all\n" + short("x") + b"o.",
+            "my_project.tools.run_all",
+        ),
+        "imported elsewhere": (
+            b"\x80\x02cmy_project.tools\nPopen\n" + short(shell) + b"\x85R.",
+            "my_project.tools.Popen",
+        ),
+        "module inside a module": (
+            b"\x80\x04" + short("torch.serialization") + short("os.system") + b"\x93" + touch,
+            "torch.serialization.os.system",
+        ),
+        "compiled source": (
+            b"\x80\x02ctorch.jit\nCompilationUnit\n" + short("x") + b"\x85R.",
+            "torch.jit.CompilationUnit",
+        ),
+        "an archive of code": (
+            b"\x80\x02ctorch.package.package_importer\nPackageImporter\n" + short("x") + b"\x85R.",
+            "torch.package.package_importer.PackageImporter",
+        ),
+        "a class of the library": (
+            b"\x80\x02clogging\nFileHandler\n" + short(str(marker)) + b"\x85R.",
+            "logging.FileHandler",
+        ),
+        "a class of the library, newobj": (b"\x80\x02ctypes\nCodeType\n)\x81.", "types.CodeType"),
+        "a class of the library, reconstructed": (
+            b"\x80\x02ccopy_reg\n_reconstructor\n(ctypes\nFunctionType\nc__builtin__\nobject\nNtR.",
+            "types.FunctionType",
+        ),
+        "a function of functions": (
+            b"\x80\x02cfunctools\nreduce\n" + short("x") + b"\x85R.",
+            "functools.reduce",
+        ),
+        "a rebuilding function": (
+            b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\n(cmy_project.tools\nrun_all\n"
+            b"ctorch\nTensor\n" + short("x") + b"\x85}tR.",
+            "my_project.tools.run_all",
+        ),
+        "a call of an object": (
+            b"\x80\x02cfunctools\npartial\ncmy_project.tools\nrun_all\n\x85R" + touch,
+            "an object of its own making",
+        ),
+        "a state twice": (
+            b"\x80\x02cargparse\nNamespace\n)\x81}"
+            + short("__setstate__")
+            + b"cmy_project.tools\nrun_all\nsb"
+            + short(shell)
+            + b"b.",
+            "what it put into an object itself",
+        ),
+        "items after the state": (
+            b"\x80\x02cmy_project.tools\nBox\n)\x81}"
+            + short("extend")
+            + b"cmy_project.tools\nrun_all\nsb("
+            + short(shell)
+            + b"e.",
+            "what it put into an object itself",
+        ),
+        "a table's state twice": (
+            b"\x80\x02ccollections\nOrderedDict\n)R}"
+            + short("__setstate__")
+            + b"cmy_project.tools\nrun_all\nsb"
+            + short(shell)
+            + b"b.",
+            "what it put into an object itself",
+        ),
+        "a class with other attributes": (
+            b"\x80\x02cargparse\nNamespace\nN}"
+            + short("__init__")
+            + b"cmy_project.tools\nrun_all\ns\x86b.",
+            "argparse.Namespace, with other attributes,",
         ),
     }
 
@@ -117,6 +203,21 @@ RUNNABLE = {
     *("os.system", "posix.system", "eval", "exec", "protocol 0", "inst", "obj", "stack global"),
     *("getattr chain", "setstate", "called and dropped"),
 }
+
+
+def with_an_entry(path: Path, program: bytes, key: str = "hyper_parameters") -> Path:
+    """A torch file with a state dict, and in the entry `key` what the program makes."""
+    torch.save({"state_dict": STATE}, path)
+    with zipfile.ZipFile(path) as archive:
+        records = {info.filename: archive.read(info) for info in archive.infolist()}
+    body = program[2:-1] if program[:1] == b"\x80" else program[:-1]
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in records.items():
+            if name.endswith("/data.pkl"):
+                archive.writestr(name, data[:-1] + short(key) + body + b"s.")
+            else:
+                archive.writestr(name, data)
+    return path
 
 
 class Evil:
@@ -173,6 +274,14 @@ def test_attack_is_refused_and_nothing_runs(
     assert error.what == "a pickle that could run code"
     assert f"import or call {named}" in str(error.why)
     assert "nothing was run" in str(error.why)
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"then broken"}))
+def test_attack_in_an_entry_is_refused(tmp_path: Path, marker: Path, name: str) -> None:
+    program, named = attacks(marker)[name]
+    error = refusal(with_an_entry(tmp_path / "x.pt", program))
+    assert error.what == "a pickle that could run code"
+    assert f"import or call {named}" in str(error.why)
 
 
 @pytest.mark.parametrize("name", sorted(RUNNABLE))
@@ -257,6 +366,163 @@ def test_harmless_company_is_skipped(
     with open_checkpoint(tmp_path / "x.pt") as checkpoint:
         assert list(checkpoint.infos) == ["w"]
         assert torch.equal(checkpoint.read("w"), STATE["w"])
+
+
+class Phase(enum.Enum):
+    TRAIN = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    depth: int = 3
+
+
+class Pair(NamedTuple):
+    one: int
+    two: int
+
+
+class lower:  # noqa: N801 - as people write them
+    def __init__(self) -> None:
+        self.x = [1, {"a": None}]
+
+
+def user_loss(x: Any) -> Any:
+    return x
+
+
+LAYER = torch.nn.Linear(2, 2)
+
+OBJECTS: dict[str, Any] = {
+    "loss": torch.nn.MSELoss(),
+    "weighted loss": torch.nn.CrossEntropyLoss(weight=torch.rand(3)),
+    "activation class": torch.nn.GELU,
+    "partial of a class": functools.partial(torch.nn.GELU, approximate="tanh"),
+    "partial optimizer": functools.partial(torch.optim.AdamW, lr=0.1),
+    "function": torch.nn.functional.cross_entropy,
+    "built-in function": torch.nn.functional.gelu,
+    "user's function": user_loss,
+    "a whole network": torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU()),
+    "namespace of objects": argparse.Namespace(loss=torch.nn.MSELoss(), act=torch.nn.ReLU),
+    "optimizer": torch.optim.SGD(LAYER.parameters(), lr=0.1, momentum=0.9),
+    "schedule": torch.optim.lr_scheduler.StepLR(torch.optim.SGD(LAYER.parameters(), lr=0.1), 1),
+    "enum": Phase.TRAIN,
+    "dataclass": Settings(),
+    "named tuple": Pair(1, 2),
+    "class of a lower-case name": lower(),
+    "class": Settings,
+    "simple namespace": types.SimpleNamespace(a=1),
+    "logger": logging.getLogger("x"),
+    "pattern": re.compile("a+", re.IGNORECASE),
+    "random": random.Random(0),
+    "numpy generator": np.random.default_rng(0),
+    "numpy random state": np.random.RandomState(0),
+    "numpy flag": np.bool_(True),
+    "numpy type": np.float32,
+    "torch generator": torch.Generator(),
+    "decimal": decimal.Decimal("1.5"),
+    "uuid": uuid.UUID(int=3),
+}
+
+
+@pytest.mark.parametrize("new", [True, False])
+@pytest.mark.parametrize("name", OBJECTS)
+def test_objects_beside_the_weights_are_skipped(tmp_path: Path, name: str, new: bool) -> None:
+    value = {"state_dict": STATE, "hyper_parameters": {"it": OBJECTS[name]}, "epoch": 3}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the schedule, which wants its optimizer to step
+        torch.save(value, tmp_path / "x.pt", _use_new_zipfile_serialization=new)
+    with open_checkpoint(tmp_path / "x.pt") as checkpoint:
+        assert list(checkpoint.infos) == ["w"]
+        assert torch.equal(checkpoint.read("w"), STATE["w"])
+        extras = checkpoint.extras()
+        assert ["hyper_parameters" in text for text in extras.left_out] == [True]
+        assert extras.levels[0][1]["epoch"] == 3
+
+
+PROJECTS = [
+    ("omegaconf.dictconfig", "DictConfig"),
+    ("omegaconf.base", "SCMode"),
+    ("transformers.training_args", "TrainingArguments"),
+    ("pytorch_lightning.callbacks.lr_monitor", "LearningRateMonitor"),
+    ("fairseq.dataclass.configs", "FairseqConfig"),
+    ("mmengine.config.lazy", "LazyObject"),
+    ("wandb.sdk.wandb_config", "Config"),
+    ("my_project.models.deep.inside", "Options"),
+    ("__main__", "Config"),
+    ("_private_project", "_Options"),
+]
+
+
+@pytest.mark.parametrize(("module", "name"), PROJECTS)
+def test_objects_of_projects_that_are_not_installed(
+    tmp_path: Path, module: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Instances with a state, enums and classes, of modules that nobody here can import."""
+    kind = type(name, (), {"__module__": module})
+    mode = enum.Enum("Mode", "NO YES", module=module)
+    place = types.ModuleType(module)
+    setattr(place, name, kind)
+    place.Mode = mode  # type: ignore[attr-defined]
+    value = kind()
+    value.__dict__ |= {"steps": 3, "mode": mode.YES, "inner": {"again": kind()}}
+    parts = module.split(".")
+    with monkeypatch.context() as patch:
+        for at in range(1, len(parts)):
+            parent = ".".join(parts[:at])
+            patch.setitem(sys.modules, parent, types.ModuleType(parent))
+        patch.setitem(sys.modules, module, place)
+        torch.save({"model": STATE, "args": value, "cls": kind}, tmp_path / "x.pt")
+    with open_checkpoint(tmp_path / "x.pt") as checkpoint:
+        assert list(checkpoint.infos) == ["w"]
+        left_out = checkpoint.extras().left_out
+    assert left_out == (f"args (a {module}.{name})", f"cls (names {module}.{name})")
+
+
+def test_an_object_of_a_project_alone(tmp_path: Path) -> None:
+    program = b"\x80\x02cmy_project.config\nConfig\n)\x81."
+    error = refusal(as_zip(tmp_path / "x.pt", program))
+    assert error.what == "no tensors found"
+    assert "an object of class my_project.config.Config" in str(error.why)
+
+
+NET = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+
+
+@pytest.mark.parametrize("new", [True, False])
+@pytest.mark.parametrize(
+    "value",
+    [
+        NET,
+        {"model": NET, "epoch": 3},
+        {"model": NET, "optimizer": {"state": {0: {"exp_avg": torch.rand(2)}}, "param_groups": []}},
+        {"net": NET, "best": {"score": 1.0}},
+        {"nets": [NET]},
+        {"run": {"net": NET}},
+        {"layer1": torch.nn.Linear(2, 2), "layer2": torch.nn.Linear(2, 2)},
+        {"w": torch.rand(2, 2), "layer": torch.nn.Linear(2, 2)},
+        {"state_dict": {"w": torch.rand(2, 2), "head": torch.nn.Linear(2, 2)}},
+    ],
+    ids=str,
+)
+def test_weights_that_are_a_module(tmp_path: Path, value: Any, new: bool) -> None:
+    torch.save(value, tmp_path / "x.pt", _use_new_zipfile_serialization=new)
+    error = refusal(tmp_path / "x.pt")
+    assert error.what == "a whole module, not a state dict"
+    assert "torch.nn.modules" in str(error.why)
+    with pytest.raises(UnreadableInput, match=r"a whole module|no tensors"):
+        open_checkpoint(value if isinstance(value, dict) else {"model": value})
+
+
+@pytest.mark.parametrize("name", ["model", "net", "ema"])
+def test_a_module_beside_a_state_dict_is_a_choice(tmp_path: Path, name: str) -> None:
+    torch.save({"state_dict": NET.state_dict(), name: NET}, tmp_path / "x.pt")
+    with pytest.raises(UsageError, match="several state dicts") as caught:
+        open_checkpoint(tmp_path / "x.pt")
+    assert f"{name} (a whole module)" in str(caught.value.why)
+    assert "--key state_dict" in str(caught.value.fix)
+    with open_checkpoint(tmp_path / "x.pt", key="state_dict") as checkpoint:
+        assert len(checkpoint.infos) == len(NET.state_dict())
 
 
 def test_parameters_and_tensors_with_attributes(tmp_path: Path) -> None:

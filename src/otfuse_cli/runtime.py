@@ -7,7 +7,6 @@ Nothing of ours but `errors` may be imported here; torch is imported inside the 
 from __future__ import annotations
 
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -134,8 +133,45 @@ def peak_rss_bytes() -> int:
         for line in status.splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
+    try:
+        import resource
+    except ImportError:
+        return _peak_working_set()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _peak_working_set() -> int:
+    """The same on Windows (psapi.h: PROCESS_MEMORY_COUNTERS); 0 where nothing tells it."""
+    import ctypes
+    from ctypes import wintypes
+
+    sizes = (
+        *("PeakWorkingSetSize", "WorkingSetSize", "QuotaPeakPagedPoolUsage", "QuotaPagedPoolUsage"),
+        *("QuotaPeakNonPagedPoolUsage", "QuotaNonPagedPoolUsage", "PagefileUsage"),
+        "PeakPagefileUsage",
+    )
+
+    class Counters(ctypes.Structure):
+        _fields_ = (
+            ("cb", ctypes.c_uint32),
+            ("PageFaultCount", ctypes.c_uint32),
+            *((name, ctypes.c_size_t) for name in sizes),
+        )
+
+    load = getattr(ctypes, "WinDLL", None)
+    if load is None:
+        return 0
+    kernel = load("kernel32")
+    kernel.GetCurrentProcess.restype = wintypes.HANDLE
+    kernel.K32GetProcessMemoryInfo.argtypes = (
+        wintypes.HANDLE,
+        ctypes.POINTER(Counters),
+        ctypes.c_uint32,
+    )
+    counters = Counters(cb=ctypes.sizeof(Counters))
+    kernel.K32GetProcessMemoryInfo(kernel.GetCurrentProcess(), ctypes.byref(counters), counters.cb)
+    return int(counters.PeakWorkingSetSize)
 
 
 @dataclass

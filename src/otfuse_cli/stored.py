@@ -11,7 +11,7 @@ import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from math import isfinite
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TextIO
 
 from .errors import GateFailed, UnreadableInput, UsageError
@@ -53,7 +53,7 @@ def report_beside(checkpoint: Path) -> Path:
     return checkpoint.with_suffix(".report.json")
 
 
-def is_folder_name(path: Path) -> bool:
+def is_folder_name(path: PurePath) -> bool:
     """Whether an output of this name is a folder: it has no suffix (one begins with a letter)."""
     return not path.suffix[1:2].isalpha()
 

@@ -7,7 +7,7 @@ The metadata say which boxes of which tensors lie where. They go through the mac
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import torch
@@ -138,7 +138,9 @@ class _Reader:
 
 def is_plain_name(name: str) -> bool:
     """Whether a name stands for a file in the folder itself."""
-    return name not in ("", ".", "..") and name.isprintable() and not {"/", "\\"} & set(name)
+    # As Windows reads it: `C:x` is a file of another drive, and backslashes part folders.
+    inside = PureWindowsPath(name).name == name
+    return name not in ("", ".", "..") and name.isprintable() and inside
 
 
 def _put(root: Table, path: Any, leaf: Any, label: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from ..errors import UsageError
 from ..stored import is_folder_name
@@ -25,18 +25,24 @@ def suffix_of(path: str | Path) -> str:
         UsageError: It is a suffix, but none of `SUFFIXES`.
     """
     path = Path(path)
-    suffix = path.suffix
-    if suffix in SUFFIXES:
+    suffix = named_suffix(path)
+    if suffix is not None:
         return suffix
-    hidden = path.name in SUFFIXES
-    if path.is_dir() or (is_folder_name(path) and not hidden):
+    if path.is_dir():
         return ""
     raise UsageError(
         "the output's suffix is none that can be written",
         where=str(path),
-        why="it has no name before it" if hidden else f"it ends in {suffix!r}",
+        why=f"it ends in {path.suffix!r}" if path.suffix else "it has no name before it",
         fix=f"end it in one of {', '.join(SUFFIXES)}, or leave it away for a folder",
     )
+
+
+def named_suffix(path: PurePath) -> str | None:
+    """What the name alone says: a suffix, empty for a folder, None for nothing that is known."""
+    if path.suffix in SUFFIXES:
+        return path.suffix
+    return "" if is_folder_name(path) and path.name not in SUFFIXES else None
 
 
 def parse_size(text: str) -> int:

@@ -210,6 +210,8 @@ _HARMLESS: dict[str, frozenset[str]] = {
         "numpy.core.numeric": "_frombuffer",
         "numpy._core.numeric": "_frombuffer",
         "numpy.random._pickle": "__randomstate_ctor __generator_ctor __bit_generator_ctor",
+        "numpy.random.bit_generator": "__pyx_unpickle_SeedSequence SeedSequence",
+        "torch._C": "Generator",
         "pandas._libs.tslibs.timestamps": "_unpickle_timestamp",
         "pandas._libs.internals": "_unpickle_block",
         "pandas.core.indexes.base": "_new_Index",

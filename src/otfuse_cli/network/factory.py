@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -44,12 +45,25 @@ class Network:
 
 def names_a_module(arch: str) -> bool:
     """Whether `--arch` names something to build rather than a family or a spec."""
-    return ":" in arch
+    return ":" in arch[len(_drive(arch)) :]
+
+
+def split_spec(spec: str) -> tuple[str, str]:
+    """Place and name of `place:name`; the colon of a drive letter is the place's."""
+    drive = _drive(spec)
+    place, _, name = spec[len(drive) :].partition(":")
+    return drive + place, name
+
+
+def _drive(spec: str) -> str:
+    """The drive letter of a Windows path, with its colon; empty for anything else."""
+    found = re.match(r"[A-Za-z]:(?=[\\/]|[^:]*\.py:)", spec)
+    return found[0] if found else ""
 
 
 def factory_arguments(arch: str) -> dict[str, Any]:
     """Arguments of the user's factory that have defaults; none for a network of another kind."""
-    place = arch.partition(":")[0]
+    place, _ = split_spec(arch)
     if not names_a_module(arch) or place in ("torchvision", "timm", "hf"):
         return {}
     try:
@@ -69,7 +83,7 @@ def build(arch: str, *, device: str, untied: bool = False) -> Network:
         UsageError: The file has no such factory, or an optional package is missing.
         IncompatibleModels: The factory failed, or returned no module.
     """
-    place, _, name = arch.partition(":")
+    place, name = split_spec(arch)
     factory = find_callable(arch)
     if untied and place == "hf":
         factory = partial(_hugging_face, Path(name), untied=True)
@@ -108,7 +122,7 @@ def find_callable(spec: str, *, option: str = "--arch") -> Factory:
         UnreadableInput: No such file or module, or one that can't be imported.
         UsageError: It defines no such name, or an optional package is missing.
     """
-    place, _, name = spec.partition(":")
+    place, name = split_spec(spec)
     kind = "factory" if option == "--arch" else "loader"
     if not name:
         raise UsageError(

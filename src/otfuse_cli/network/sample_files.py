@@ -17,7 +17,7 @@ from torch import Tensor
 from ..checkpoint.open import open_checkpoint
 from ..errors import UnreadableInput, UsageError
 from ..graph.manners import own_output
-from .factory import find_callable
+from .factory import find_callable, names_a_module
 
 SUFFIXES = (".npz", ".npy", ".safetensors", ".pt", ".pth")
 
@@ -33,7 +33,7 @@ def read_entries(source: Source) -> tuple[dict[str, Tensor], str]:
     """
     if isinstance(source, str | Path):
         text = str(source)
-        if ":" in text and not Path(text).exists() and Path(text).suffix not in SUFFIXES:
+        if names_a_module(text) and not Path(text).exists() and Path(text).suffix not in SUFFIXES:
             return _from_loader(text), text
         return _from_file(Path(text)), text
     return _entries(source, "the samples"), "the samples"
