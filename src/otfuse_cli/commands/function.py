@@ -37,22 +37,28 @@ def check_function(parents: Parents, aligned: Sequence[Aligned]) -> tuple[Checks
     if size > _LARGEST_BYTES:
         held = f"{size >> 30} GiB"
         return Checks(), (f"the function was not checked: each model holds {held}",)
-    network = real_network(parents.known)
+    anchor = parents.architecture(parents.anchor_index)
+    network = real_network(anchor)
     assert network is not None
     worst = 0.0
     for source in aligned:
         if not source.alignment.hard:
             continue
-        model, names = source.model, parents.known.names
-        before = module_state(network, names, model.stored)
-        after = module_state(network, names, partial(_aligned, source))
-        change = _change(network, source, before, after)
+        model, known = source.model, parents.architecture(source.model.index)
+        own = network if known is anchor else real_network(known)
+        assert own is not None
+        before = module_state(own, known.names, model.stored)
+        after = module_state(network, anchor.names, partial(_aligned, source))
+        change = _change(own, source, before, after, network)
         worst = max(worst, change)
         if change > FLOAT32:
+            why = f"{model.graph.source} calls units interchangeable that are not"
+            if own is not network:
+                why += f", or {known.graph.source} is another network"
             raise SolveFailed(
                 "an aligned source computes something else",
                 where=f"{model.checkpoint.label}: outputs differ by {change:.2g} (relative)",
-                why=f"{model.graph.source} calls units interchangeable that are not",
+                why=why,
                 fix="find the claim with otfuse check, or correct the spec",
             )
     return Checks(True, worst), ()
@@ -78,6 +84,7 @@ def _change(
     source: Aligned,
     before: dict[str, torch.Tensor],
     after: dict[str, torch.Tensor],
+    other: Network,
 ) -> float:
     """In float64, where the network can; in float32 where its kernels can't."""
     for dtype in (torch.float64, torch.float32):
@@ -91,6 +98,7 @@ def _change(
                 dtype=dtype,
                 graph=source.model.graph,
                 maps=_indices(source),
+                other=other.module,
             )
         except RuntimeError:
             if dtype is torch.float32:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,13 +16,16 @@ from ..checkpoint.config import read_config
 from ..checkpoint.open import Checkpoint, open_checkpoint
 from ..checkpoint.untied import Split, Untied
 from ..errors import IncompatibleModels, UsageError
+from ..graph.agreement import agreed_sizes
 from ..graph.axes import axis_units
 from ..graph.model import LayerGraph
 from ..graph.sizes import few, resize
 from ..graph.streams import has_heads
+from ..network.arch_value import Arch
 from ..network.architecture import Architecture, architecture, output_ties
 from ..report import AxisRecord, GraphRecord, Pinned, TensorRecord
 from ..runtime import Runtime
+from .architectures import arch_of_each, own_architectures
 from .reconcile import reconcile
 from .requests import Source
 
@@ -34,7 +37,7 @@ class Parents:
     Attributes:
         models: What all checkpoints have (see `reconcile`): usually all of each.
         anchor_index: Position of the anchor.
-        known: The anchor's architecture.
+        known: The architecture of all models, or of the anchor.
         whole: The anchor with all its tensors and rows.
         kept: Tensors of the anchor that are not averaged, since the models differ in them.
         complete: Every model has all tensors and rows of the anchor.
@@ -43,6 +46,7 @@ class Parents:
         store: A fused tensor of the anchor as the tensors of `stored_like`.
         weights: In place of the plan's, where they follow from what the models are.
         config: What the config.json of an output folder is to say in place of the anchor's.
+        own: Architectures of models that have a network of their own, by index.
     """
 
     models: tuple[Model, ...]
@@ -56,6 +60,11 @@ class Parents:
     store: Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]] | None = None
     weights: tuple[float, ...] | None = None
     config: Mapping[str, Any] | None = None
+    own: Mapping[int, Architecture] = field(default_factory=dict)
+
+    def architecture(self, index: int) -> Architecture:
+        """That of one model: with the network that runs at its widths, where there is one."""
+        return self.own.get(index, self.known)
 
     def stored(self, name: str, tensor: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """What is written for one fused tensor of the anchor."""
@@ -89,34 +98,58 @@ def _is_path(source: Source) -> bool:
 
 
 def find_architecture(
-    checkpoints: Sequence[Checkpoint],
-    anchor_index: int,
-    arch: str,
-    *,
-    free_outputs: bool = False,
-    untied: bool = False,
+    checkpoint: Checkpoint, arch: Arch, *, free_outputs: bool = False, untied: bool = False
 ) -> Architecture:
-    """The anchor's layer graph.
+    """The layer graph of a checkpoint.
 
     Raises:
         IncompatibleModels: Nothing tells it.
     """
-    anchor = checkpoints[anchor_index]
     return architecture(
         arch,
-        shapes_of(anchor),
-        aliases=anchor.aliases,
-        config=read_config(anchor.path),
-        label=anchor.label,
+        shapes_of(checkpoint),
+        aliases=checkpoint.aliases,
+        config=read_config(checkpoint.path),
+        label=checkpoint.label,
         free_outputs=free_outputs,
         untied=untied,
     )
 
 
+def find_architectures(
+    checkpoints: Sequence[Checkpoint],
+    anchor_index: int,
+    arch: Any,
+    *,
+    free_outputs: bool = False,
+    untied: bool = False,
+) -> tuple[Architecture, dict[int, Architecture]]:
+    """The anchor's architecture, and those of the models that have a network of their own.
+
+    Raises:
+        UsageError: See `arch_of_each`.
+        IncompatibleModels: Nothing tells them.
+    """
+    arches = arch_of_each(arch, len(checkpoints))
+
+    def find(at: int) -> Architecture:
+        found = find_architecture(
+            checkpoints[at], arches[at], free_outputs=free_outputs, untied=untied
+        )
+        if found.network is None:
+            return found
+        from ..network.runnable import at_widths
+
+        return at_widths(found, shapes_of(checkpoints[at]), checkpoints[at].label)
+
+    known = find(anchor_index)
+    return known, own_architectures(known, checkpoints, anchor_index, arches, find)
+
+
 def assemble(
     checkpoints: Sequence[Checkpoint],
     anchor_index: int,
-    arch: str,
+    arch: Any,
     device: str,
     *,
     free_outputs: bool = False,
@@ -135,15 +168,16 @@ def assemble(
     if untie:
         anchor = checkpoints[anchor_index]
         config, shapes = read_config(anchor.path), shapes_of(anchor)
+        named = arch_of_each(arch, len(checkpoints))[anchor_index]
         splits = output_ties(
-            arch, shapes, aliases=anchor.aliases, config=config, label=anchor.label
+            named, shapes, aliases=anchor.aliases, config=config, label=anchor.label
         )
         if splits:
             checkpoints = [Untied(c, splits) for c in checkpoints]
-    known = find_architecture(
+    known, own = find_architectures(
         checkpoints, anchor_index, arch, free_outputs=free_outputs, untied=bool(splits)
     )
-    parents = fit(known, checkpoints, anchor_index, device, strict=strict, vocab=vocab)
+    parents = fit(known, checkpoints, anchor_index, device, strict=strict, vocab=vocab, own=own)
     return _told(parents, splits) if untie else parents
 
 
@@ -166,27 +200,37 @@ def fit(
     *,
     strict: bool = True,
     vocab: str = "refuse",
+    own: Mapping[int, Architecture] | None = None,
 ) -> Parents:
-    """The anchor's graph, fitted to the others.
+    """The anchor's graph, fitted to the others; `own`: networks of theirs, by index.
 
     Raises:
         IncompatibleModels: Models that differ in more than widths and in more than `strict` and
             `vocab` allow.
     """
+    own = own or {}
     anchor = checkpoints[anchor_index]
     common = reconcile(checkpoints, anchor_index, known.graph, strict=strict, vocab=vocab)
     models = []
     for index, checkpoint in enumerate(common.checkpoints):
-        own, shapes = common.graph, shapes_of(checkpoint)
+        graph, shapes = common.graph, shapes_of(checkpoint)
         if index != anchor_index:
             sizes = None
-            if shapes != shapes_of(common.checkpoints[anchor_index]) and has_heads(own):
+            if index in own:
+                sizes = agreed_sizes(
+                    own[index].graph,
+                    known.graph,
+                    names=graph.tensors,
+                    label=checkpoint.label,
+                    anchor_label=anchor.label,
+                )
+            elif shapes != shapes_of(common.checkpoints[anchor_index]) and has_heads(graph):
                 # Widths alone don't tell how many heads there are; the network's code may.
                 from ..network.runnable import sizes_at
 
                 sizes = sizes_at(known, shapes)
-            own = resize(own, shapes, label=checkpoint.label, anchor=anchor.label, known=sizes)
-        models.append(Model(index, checkpoint, own, device))
+            graph = resize(graph, shapes, label=checkpoint.label, anchor=anchor.label, known=sizes)
+        models.append(Model(index, checkpoint, graph, device))
     return Parents(
         tuple(models),
         anchor_index,
@@ -195,6 +239,7 @@ def fit(
         common.kept,
         common.complete,
         common.warnings,
+        own=own,
     )
 
 

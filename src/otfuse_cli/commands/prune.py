@@ -28,6 +28,7 @@ from ..prune.compact import Pruner, smaller
 from ..prune.measure import pruning_record
 from ..report import Checks, Report
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
+from .architectures import arch_of_each, arch_record
 from .inputs import require_inputs
 from .merge import report_path
 from .outputs import (
@@ -87,10 +88,11 @@ def _run(request: PruneRequest, progress: Progress, also: Put | None = None) -> 
     watch = Stopwatch()
     runtime = Runtime(resolve_device(request.device), request.seed, progress)
     label = "state dict" if hasattr(request.checkpoint, "keys") else None
+    (arch,) = arch_of_each(request.arch, 1)
     with open_checkpoint(request.checkpoint, key=request.key, label=label) as checkpoint:
         with watch("graph"):
             known = architecture(
-                request.arch,
+                arch,
                 shapes_of(checkpoint),
                 aliases=checkpoint.aliases,
                 config=read_config(checkpoint.path),
@@ -117,7 +119,7 @@ def _run(request: PruneRequest, progress: Progress, also: Put | None = None) -> 
             graph,
             work.graph,
             config=_config(request, checkpoint.path),
-            arguments=factory_arguments(request.arch),
+            arguments=factory_arguments(arch),
         )
         with watch("write"):
             lost = _write(request, output, work, runtime, also, told)
@@ -231,8 +233,9 @@ def _left_whole(work: _Pruned, request: PruneRequest) -> tuple[str, ...]:
 
 def _config(request: PruneRequest, path: Path | None) -> Mapping[str, Any] | None:
     """The config.json that the network is built from."""
-    if request.arch.startswith("hf:"):
-        return read_config(Path(request.arch.removeprefix("hf:")))
+    (arch,) = arch_of_each(request.arch, 1)
+    if isinstance(arch, str) and arch.startswith("hf:"):
+        return read_config(Path(arch.removeprefix("hf:")))
     return read_config(path)
 
 
@@ -242,7 +245,7 @@ def _recipe(request: PruneRequest, runtime: Runtime, made: Reconstructed | None)
         "amount": request.amount,
         "only": list(request.only),
         "layer": dict(request.layer or {}),
-        "arch": request.arch,
+        "arch": arch_record(request.arch, 1),
         "keep_extras": request.keep_extras,
         "shard_size": request.shard_size,
         "dtype": request.dtype,
