@@ -172,12 +172,13 @@ OTHERS = {
         ".transpose(1, 2).reshape(-1, 3 * self.h)",
         "two.weight axis 1 is",
     ),
+    "no stream": ("x = x + self.down(", "x = self.down(", "down.weight axis 0 is"),
 }
 
 
 @pytest.mark.parametrize("other", OTHERS, ids=str)
 def test_another_structure_is_refused_with_the_first_difference(tmp_path, other):
-    case = Case("view", tmp_path)
+    case = Case("stream" if other == "no stream" else "view", tmp_path)
     code, changed, said = OTHERS[other]
     text = case.file.read_text()
     assert code in text
