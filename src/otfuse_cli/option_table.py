@@ -355,13 +355,14 @@ OPTIONS: Mapping[str, Any] = {
         ),
     ],
     "arch": Annotated[
-        str,
+        list[str] | None,
         _option(
             "--arch",
             panel=INPUTS,
-            metavar="SPEC",
+            metavar="[INDEX=]SPEC",
             text="What the network looks like: auto (by names and shapes), a family, spec.yaml, or "
-            "the network itself: file.py:factory (runs that code), graph.pt2, hf:DIR.",
+            "the network itself: file.py:factory (runs that code), graph.pt2, hf:DIR. INDEX=SPEC, "
+            "repeatable, for one checkpoint, counted from 0.",
             default="auto",
         ),
     ],

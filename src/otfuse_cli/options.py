@@ -19,6 +19,9 @@ from .commands.weights import read_weights
 from .errors import UsageError
 from .option_table import OPTIONS, OWN
 
+# Options that may be repeated, as INDEX=VALUE (`commands.indexed_option`).
+PER_CHECKPOINT = ("arch",)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
@@ -51,6 +54,7 @@ def signature(
         for field in fields(kind)
         if field.name not in omit
     }
+    defaults |= {name: None for name in PER_CHECKPOINT if isinstance(defaults.get(name), str)}
     defaults |= dict.fromkeys(required, inspect.Parameter.empty) | dict.fromkeys(optional)
     return inspect.Signature(
         [
@@ -77,6 +81,7 @@ def build(request_type: Callable[..., Any], keywords: Mapping[str, Any]) -> Any:
         UsageError: A value that can't be meant.
     """
     values = dict(keywords)
+    values |= repeated(values)
     if "checkpoints" in values:
         values["checkpoints"] = tuple(values["checkpoints"] or ())
     for name in ("skip", "only"):
@@ -102,10 +107,19 @@ def build(request_type: Callable[..., Any], keywords: Mapping[str, Any]) -> Any:
     limit = values.get("max_moved")
     if limit is not None and not 0 <= limit <= 1:
         raise UsageError("a fraction lies between 0 and 1", where=f"--max-moved {limit}")
-    request = request_type(**values)
+    request = request_type(**{n: v for n, v in values.items() if v is not MISSING})
     if hasattr(request, "recipe"):
         request.recipe()  # refuses a bad choice before anything heavy is imported
     return request
+
+
+def repeated(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that may be repeated: one text, several, or what the request has for none."""
+    given = {name: tuple(values[name] or ()) for name in PER_CHECKPOINT if name in values}
+    return {
+        name: (texts[0] if len(texts) == 1 else texts) if texts else MISSING
+        for name, texts in given.items()
+    }
 
 
 def parse_weights(text: str) -> tuple[float, ...]:

@@ -8,7 +8,7 @@ An axis with structure is taken apart into its factors first, so no Kronecker pr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -39,7 +39,11 @@ def transport(
         without: Leave this space alone.
         only: On this dimension only; None = on all of them.
     """
-    return _Mover(graph).move(tensor, _dims(name, graph, alignment, without, only), anchor)
+    # The anchor has its own number of units of every space, of one that is left alone too.
+    theirs = {s: m.sizes[1] for s, m in alignment.maps.items()}
+    theirs |= {s: m[0].sizes[1] for s, m in alignment.families.items() if m}
+    dims = _dims(name, graph, alignment, without, only)
+    return _Mover(graph, theirs).move(tensor, dims, anchor)
 
 
 def row_indices(
@@ -137,6 +141,7 @@ class _Dim:
 @dataclass(frozen=True)
 class _Mover:
     graph: LayerGraph
+    theirs: Mapping[str, int] = field(default_factory=dict)
 
     def move(
         self, tensor: torch.Tensor, dims: list[_Dim], anchor: torch.Tensor | None
@@ -209,7 +214,7 @@ class _Mover:
     def _anchor_size(self, dim: _Dim) -> int:
         theirs = {s: m.sizes[1] for s, m in dim.maps.items()}
         theirs |= {s: m[0].sizes[1] for s, m in dim.families.items() if m}
-        return axis_size(dim.expr, {**self.graph.sizes, **theirs})
+        return axis_size(dim.expr, {**self.graph.sizes, **self.theirs, **theirs})
 
 
 def _apply(map: Map, tensor: torch.Tensor, dim: int, consume: bool) -> torch.Tensor:

@@ -16,11 +16,14 @@ from ..graph.model import LayerGraph
 from ..graph.recognise import layer_graph
 from ..graph.trace import graph_from_program, trace
 from ..network.acid import AcidResult, LeaveOneOutResult, acid_test, leave_one_out
+from ..network.arch_value import arch_label
 from ..network.architecture import architecture, real_network
-from ..network.factory import Network, names_a_module
+from ..network.factory import Network
+from ..network.inputs import is_program
 from ..network.program import load_program
 from ..report import Checks, Report
 from ..runtime import Progress, Stopwatch, peak_rss_bytes, silent
+from .architectures import arch_of_each, is_runnable
 from .parents import graph_record, open_checkpoints, shapes_of, tensor_records
 from .requests import CheckRequest
 from .ties import tie
@@ -38,23 +41,23 @@ def check(request: CheckRequest, *, progress: Progress = silent) -> Report:
         OtfuseError: See docs/exit-codes.md.
     """
     watch = Stopwatch()
+    (arch,) = arch_of_each(request.arch, 1)
     with open_checkpoints((request.checkpoint,), request.key) as (stored,):
         with watch("graph"):
-            checkpoint = tie((stored,), 0, request.arch).checkpoints[0]
+            checkpoint = tie((stored,), 0, arch).checkpoints[0]
             known = architecture(
-                request.arch,
+                arch,
                 shapes_of(checkpoint),
                 aliases=checkpoint.aliases,
                 label=checkpoint.label,
                 free_outputs=request.free_outputs,
             )
             # A network that was built from the graph proves nothing about it.
-            given = names_a_module(request.arch) or request.arch.endswith(".pt2")
-            network = real_network(known) if given else None
+            network = real_network(known) if is_runnable(arch) else None
             if network is None:
                 raise UsageError(
                     "nothing to check against",
-                    where=f"--arch {request.arch}",
+                    where=f"--arch {arch_label(arch)}",
                     why="a family or a spec can't be run",
                     fix="give the module: --arch file.py:factory; the spec goes into --spec",
                 )
@@ -64,7 +67,7 @@ def check(request: CheckRequest, *, progress: Progress = silent) -> Report:
             command="check",
             version=__version__,
             inputs=(checkpoint.record(),),
-            recipe={"arch": request.arch, "spec": request.spec, "seed": request.seed},
+            recipe={"arch": arch_label(arch), "spec": request.spec, "seed": request.seed},
             tensors=tensor_records(checkpoint, known.graph),
             graph=graph_record(graph),
         )
@@ -113,11 +116,11 @@ def _graph_of_module(
             shapes,
             aliases=aliases,
             config=config,
-            label=f"the module {request.arch}",
+            label=f"the module {network.source}",
         )
-    if request.arch.endswith(".pt2"):
+    if is_program(network):
         return graph_from_program(
-            load_program(Path(request.arch)),
+            load_program(Path(network.source)),
             source=traced.source,
             free_outputs=request.free_outputs,
         )

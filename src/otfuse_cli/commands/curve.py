@@ -22,6 +22,7 @@ from ..plot.charts import LineChart, Picture, Series, Style
 from ..plot.write import check_plot, write_picture
 from ..report import Report
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
+from .architectures import arch_of_each, arch_record
 from .evaluate import Bench, finite, measured_on, remarks, set_up
 from .function import check_function
 from .parents import Parents, assemble, graph_record, open_checkpoints
@@ -54,7 +55,8 @@ def curve(request: CurveRequest, *, progress: Progress = silent) -> Report:
                 untie=request.untie,
             )
         with watch("read"):
-            bench = set_up(request, parents.known, request.arch, recipe.seed, runtime.device)
+            arch = arch_of_each(request.arch, len(checkpoints))[_ANCHOR]
+            bench = set_up(request, parents.known, arch, recipe.seed, runtime.device)
             inputs = tuple(c.record() for c in checkpoints)
         (source,) = parents.sources
         weights = [at / (request.steps - 1) for at in range(request.steps)]
@@ -182,7 +184,7 @@ def _recipe(request: CurveRequest, recipe: Recipe, runtime: Runtime) -> dict[str
     return {
         **recipe.to_dict(),
         "anchor": _ANCHOR,
-        "arch": request.arch,
+        "arch": arch_record(request.arch, len(request.checkpoints)),
         "paper": request.paper,
         "steps": request.steps,
         "untie": request.untie,

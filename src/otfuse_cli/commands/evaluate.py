@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
@@ -12,7 +12,8 @@ import torch
 from .. import __version__
 from ..align.models import Model
 from ..errors import UsageError
-from ..network.architecture import Architecture, module_state, require_network
+from ..network.arch_value import Arch
+from ..network.architecture import Architecture, module_state, real_network, require_network
 from ..network.evaluation import MEANS, Score, Tally, class_axis, ensemble
 from ..network.factory import Network
 from ..network.forward import logit_batches
@@ -20,6 +21,7 @@ from ..network.inputs import static_batch
 from ..network.samples import Samples, load_samples
 from ..report import Report
 from ..runtime import Progress, Stopwatch, peak_rss_bytes, resolve_device, silent
+from .architectures import arch_of_each, arch_record
 from .merge import merge_tensors
 from .parents import assemble, graph_record, open_checkpoints
 from .requests import EvaluateRequest, MeasureOptions, MergeRequest, Source
@@ -41,6 +43,12 @@ class Bench:
         """A checkpoint's tensors by the module's names."""
         return module_state(self.network, self.names, model.stored)
 
+    def of(self, known: Architecture) -> Bench:
+        """The same samples for another network."""
+        network = real_network(known)
+        assert network is not None
+        return replace(self, network=network, names=known.names)
+
     def outputs(self, state: State) -> Iterator[torch.Tensor]:
         """Of the network with these tensors, batch by batch."""
         return logit_batches(
@@ -49,7 +57,12 @@ class Bench:
 
     def batches(self) -> Iterator[Samples]:
         """The samples, in batches of the size of `outputs`."""
-        return self.samples.batches(static_batch(self.network) or self.batch)
+        return self.samples.batches(self.size)
+
+    @property
+    def size(self) -> int:
+        """Samples in a batch: what an exported program is bound to, or as the options say."""
+        return static_batch(self.network) or self.batch
 
     def score(self, state: State) -> Score:
         """What the network with these tensors is worth."""
@@ -72,25 +85,30 @@ def evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> Report
         with watch("graph"):
             parents = assemble(checkpoints, 0, request.arch, "cpu")
         with watch("read"):
-            bench = set_up(request, parents.known, request.arch, request.seed, device)
+            arch = arch_of_each(request.arch, len(checkpoints))[0]
+            bench = set_up(request, parents.known, arch, request.seed, device)
+            own = {at: bench.of(known) for at, known in parents.own.items()}
+            benches = [own.get(model.index, bench) for model in parents.models]
             inputs = tuple(c.record() for c in checkpoints)
         names = distinct([c.label for c in checkpoints])
         with watch("evaluate"):
             if request.ensemble:
-                scores = _together(bench, names, parents.models, progress)
+                scores = _together(benches, names, parents.models, progress)
             else:
                 scores = {}
-                for done, (name, model) in enumerate(zip(names, parents.models, strict=True)):
+                parts = zip(names, benches, parents.models, strict=True)
+                for done, (name, one, model) in enumerate(parts):
                     progress("evaluate", done, len(names))
-                    scores[name] = bench.score(bench.state(model))
+                    scores[name] = one.score(one.state(model))
             if request.average:
-                scores["plain average"] = bench.score(_plain_average(request, bench))
+                last = benches[-1]
+                scores["plain average"] = last.score(_plain_average(request, last))
     return Report(
         command="eval",
         version=__version__,
         inputs=inputs,
         recipe={
-            "arch": request.arch,
+            "arch": arch_record(request.arch, len(request.checkpoints)),
             **measured_on(request),
             "device": device,
             "seed": request.seed,
@@ -104,7 +122,7 @@ def evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> Report
 
 
 def set_up(
-    options: MeasureOptions, known: Architecture, arch: str, seed: int, device: str
+    options: MeasureOptions, known: Architecture, arch: Arch, seed: int, device: str
 ) -> Bench:
     """The network and the samples, checked before anything is computed.
 
@@ -175,12 +193,19 @@ def _check_count(request: EvaluateRequest) -> None:
 
 
 def _together(
-    bench: Bench, names: Sequence[str], models: Sequence[Model], progress: Progress
+    benches: Sequence[Bench], names: Sequence[str], models: Sequence[Model], progress: Progress
 ) -> dict[str, Score]:
     """All checkpoints in lock step, and the means of their outputs: memory for one batch."""
+    sizes = {own.size for own in benches}
+    if len(sizes) > 1:
+        raise UsageError(
+            "programs with batches of different size",
+            where=f"--ensemble: {', '.join(map(str, sorted(sizes)))} samples",
+            fix="export them with one batch size",
+        )
     tallies = {name: Tally() for name in (*names, *(f"ensemble ({mean})" for mean in MEANS))}
-    runs = [bench.outputs(bench.state(model)) for model in models]
-    done = 0
+    runs = [own.outputs(own.state(m)) for own, m in zip(benches, models, strict=True)]
+    bench, done = benches[0], 0
     for samples, *outputs in zip(bench.batches(), *runs, strict=True):
         progress("evaluate", done, bench.samples.count)
         axis = class_axis(outputs[0], samples)

@@ -93,15 +93,17 @@ def check_function(parents: Parents, aligned: Sequence[Aligned], *, seed: int = 
         return verdict, ("the function was not checked: not every model has all that is run",)
     if _too_large(parents.anchor):
         return verdict, (_size_remark(parents.anchor),)
-    network = real_network(known)
+    anchor = parents.architecture(parents.anchor_index)
+    network = real_network(anchor)
     assert network is not None
     worst = 0.0
     for source in aligned:
         if source.alignment.hard:
-            worst = max(worst, _checked_source(network, known, source))
+            theirs = parents.architecture(source.model.index)
+            worst = max(worst, _checked_source(network, anchor, source, theirs))
     if not all(a.alignment.hard for a in aligned):
         try:
-            change = _reordered(network, known, parents.anchor, seed)
+            change = _reordered(network, anchor, parents.anchor, seed)
         except RuntimeError as error:  # a module that runs at the widths it was built with only
             return verdict, (f"the function was not checked: {_first_line(error)}",)
         worst = max(worst, _required(change, parents.anchor, "the anchor in another order"))
@@ -139,7 +141,7 @@ def check_outputs(parents: Parents, fused: Fused) -> tuple[str, ...]:
     Raises:
         SolveFailed: They aren't, and the anchor's are.
     """
-    known, whole = parents.known, fused.whole
+    known, whole = parents.architecture(parents.anchor_index), fused.whole
     if known.network is None or not parents.complete:
         return ()
     if _too_large(whole):
@@ -189,17 +191,23 @@ def _size_remark(model: Model) -> str:
     return f"the function was not checked: {_held(model)}"
 
 
-def _checked_source(network: Network, known: Architecture, source: Aligned) -> float:
-    """Relative change of a hard-mapped source's outputs.
+def _checked_source(
+    network: Network, anchor: Architecture, source: Aligned, theirs: Architecture
+) -> float:
+    """Relative change of a hard-mapped source's outputs: in its own network, then in the anchor's.
 
     Raises:
         SolveFailed: It is more than rounding.
     """
     model = source.model
-    before = module_state(network, known.names, model.stored)
-    after = module_state(network, known.names, partial(_aligned, source))
-    change = _change(network, model.graph, before, after, _indices(source))
-    return _required(change, model, "an aligned source")
+    own = network if theirs is anchor else real_network(theirs)
+    assert own is not None
+    before = module_state(own, theirs.names, model.stored)
+    after = module_state(network, anchor.names, partial(_aligned, source))
+    change = _change(own, model.graph, before, after, _indices(source), network)
+    if own is network:
+        return _required(change, model, "an aligned source")
+    return _required(change, model, "an aligned source", f"or {theirs.graph.source} is another one")
 
 
 def _reordered(network: Network, known: Architecture, model: Model, seed: int) -> float:
@@ -212,13 +220,13 @@ def _reordered(network: Network, known: Architecture, model: Model, seed: int) -
     return _change(network, graph, before, after, maps)
 
 
-def _required(change: float, model: Model, what: str) -> float:
+def _required(change: float, model: Model, what: str, *more: str) -> float:
     if change <= FLOAT32:
         return change
     raise SolveFailed(
         f"{what} computes something else",
         where=f"{model.checkpoint.label}: outputs differ by {change:.2g} (relative)",
-        why=f"{model.graph.source} calls units interchangeable that are not",
+        why=", ".join((f"{model.graph.source} calls units interchangeable that are not", *more)),
         fix="find the claim with otfuse check, or correct the spec",
     )
 
@@ -244,6 +252,7 @@ def _change(
     before: Mapping[str, torch.Tensor],
     after: Mapping[str, torch.Tensor],
     maps: Mapping[str, torch.Tensor],
+    other: Network | None = None,
 ) -> float:
     """In float64, where the network can; in float32 where its kernels can't."""
     for dtype in (torch.float64, torch.float32):
@@ -257,6 +266,7 @@ def _change(
                 dtype=dtype,
                 graph=graph,
                 maps=maps,
+                other=None if other is None else other.module,
             )
         except RuntimeError:
             if dtype is torch.float32:

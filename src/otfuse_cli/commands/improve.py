@@ -191,7 +191,8 @@ class _Work:
         for model in (anchor, *(a.model for a in self.fused.sources)):
             if bench.weights[model.index] <= 0:
                 continue
-            if has_heads(anchor.graph) and model.graph.sizes != anchor.graph.sizes:
+            ours = model.index not in bench.parents.own  # theirs are traced already
+            if ours and has_heads(anchor.graph) and model.graph.sizes != anchor.graph.sizes:
                 graph = graph_at(bench.parents.known, bench.tensors[model.index])
                 model = replace(model, graph=graph)
             found.append(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from ..errors import UsageError
 from ..fuse.selection import Selection
 from ..network.architecture import require_network
 from ..runtime import Runtime
+from .architectures import arch_of_each
 from .parents import Parents
 from .requests import FusionOptions, ImproveOptions, PruneRequest
 
@@ -116,7 +118,6 @@ def open_bench(
             "function to aim at",
             fix="fuse without inputs",
         )
-    from ..graph.program import same_operations
     from ..network.class_driven import drive_to_classes
     from ..network.runnable import runnable
     from .bench import Bench
@@ -136,24 +137,19 @@ def open_bench(
     tensors = {m.index: _tensors(m) for m in used}
     programs: dict[int, Program] = {}
     by_shape: dict[tuple[object, ...], Program] = {}
-    own = {name: node.shape for name, node in parents.known.graph.tensors.items()}
     for model in (parents.anchor, *(m for m in used if m.index != anchor)):
-        shapes = _shapes(model)
-        if shapes not in by_shape:
-            by_shape[shapes] = runnable(
-                parents.known,
+        known, shapes = parents.architecture(model.index), _shapes(model)
+        key = (id(known), shapes)
+        if key not in by_shape:
+            by_shape[key] = runnable(
+                known,
                 samples,
                 device=runtime.device,
-                read=None if dict(shapes) == own else tensors[model.index],
+                read=tensors[model.index],
+                graph=parents.known.graph,
             )
-        programs[model.index] = by_shape[shapes]
-        if not same_operations(programs[model.index], programs[anchor]):
-            raise UsageError(
-                "the network computes something else at other widths",
-                where=f"--arch {options.arch}",
-                why="its forward pass takes another path",
-                fix=f"{instead} without inputs",
-            )
+        programs[model.index] = by_shape[key]
+        _require_one_network(parents, model, programs, instead)
     driven = options.synthetic and _kind(parents, options) == "class"
     if driven:
         try:
@@ -172,6 +168,34 @@ def open_bench(
     return Bench(samples, programs, tensors, weights, parents, runtime, most, driven)
 
 
+def _require_one_network(
+    parents: Parents, model: Model, programs: Mapping[int, Program], instead: str
+) -> None:
+    """Refuse a model that can't be run side by side with the anchor.
+
+    Raises:
+        UsageError: It takes another path, or batches of another size.
+    """
+    from ..graph.program import same_operations
+
+    mine, anchors = programs[model.index], programs[parents.anchor_index]
+    where = f"{model.checkpoint.label}: {parents.architecture(model.index).graph.source}"
+    if not same_operations(mine, anchors):
+        raise UsageError(
+            "the network computes something else at other widths",
+            where=where,
+            why="its forward pass takes another path",
+            fix=f"{instead} without inputs",
+        )
+    if mine.batch != anchors.batch:
+        raise UsageError(
+            "programs with batches of different size",
+            where=where,
+            why=f"it takes {mine.batch} samples at a time, that of the anchor {anchors.batch}",
+            fix="export both with one batch size",
+        )
+
+
 def _inputs(parents: Parents, options: FusionOptions, recipe: Recipe) -> Samples:
     if options.samples is not None and options.synthetic:
         raise UsageError(
@@ -182,8 +206,10 @@ def _inputs(parents: Parents, options: FusionOptions, recipe: Recipe) -> Samples
     from ..network.samples import load_samples
     from ..network.synthetic import first_layer_names, synthetic_samples
 
+    known = parents.architecture(parents.anchor_index)
+    arch = arch_of_each(options.arch, len(parents.models))[parents.anchor_index]
     network = require_network(
-        parents.known, options.arch, "--samples" if options.samples is not None else "--synthetic"
+        known, arch, "--samples" if options.samples is not None else "--synthetic"
     )
     if options.samples is not None:
         number = REAL if options.num_samples is None else options.num_samples

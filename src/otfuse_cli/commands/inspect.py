@@ -17,6 +17,7 @@ from ..fuse.selection import Selection
 from ..plot.charts import HeatMap
 from ..report import Pair, Report
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
+from .architectures import arch_of_each, arch_record
 from .bench import watch_units
 from .compare import compare, one_start, refusal
 from .costs import check_outputs, finish
@@ -27,7 +28,7 @@ from .parents import (
     MEDOID,
     Parents,
     anchor_index,
-    find_architecture,
+    find_architectures,
     find_medoid,
     fit,
     graph_record,
@@ -59,7 +60,7 @@ def inspect(request: InspectRequest, *, progress: Progress = silent) -> Report:
                 command="inspect",
                 version=__version__,
                 inputs=tuple(c.record() for c in checkpoints),
-                recipe={**recipe.to_dict(), "arch": request.arch},
+                recipe={**recipe.to_dict(), "arch": arch_record(request.arch, len(checkpoints))},
             )
         try:
             with watch("graph"):
@@ -101,9 +102,13 @@ def _parents(
     chosen = 0 if at == MEDOID else at
     files = checkpoints
     while True:
-        one = tie(named_alike(files, chosen), chosen, request.arch)
+        one = tie(
+            named_alike(files, chosen),
+            chosen,
+            arch_of_each(request.arch, len(files))[chosen],
+        )
         checkpoints = one.checkpoints
-        known = find_architecture(
+        known, own = find_architectures(
             checkpoints, chosen, request.arch, free_outputs=request.free_outputs
         )
         report = replace(
@@ -123,6 +128,7 @@ def _parents(
                 runtime.device,
                 strict=request.strict,
                 vocab=request.vocab,
+                own=own,
             )
         except IncompatibleModels as error:
             raise refusal(error, checkpoints, chosen, report) from error

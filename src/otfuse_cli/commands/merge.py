@@ -40,6 +40,7 @@ from ..runtime import (
     silent,
 )
 from ..stored import report_beside
+from .architectures import arch_of_each, arch_record
 from .function import check_function, check_outputs, require_kept, require_proof
 from .inputs import open_bench
 from .memory import require_memory
@@ -350,7 +351,8 @@ def _turned(
     if plan.command != "merge":
         raise only_merge_turns()
     try:
-        return turn(parents, used, plan.options.arch, recipe, runtime), recipe, ()
+        arch = arch_of_each(plan.options.arch, len(plan.checkpoints))[plan.anchor_index]
+        return turn(parents, used, arch, recipe, runtime), recipe, ()
     except PostNorm as error:
         warning = f"--residual orthogonal: {error.what} at {error.where}: units were permuted"
         return None, replace(recipe, residual="shared"), (warning,)
@@ -463,7 +465,7 @@ def _recipe(plan: Plan, recipe: Recipe, runtime: Runtime) -> dict[str, Any]:
         **recipe.to_dict(),
         "weights": list(plan.weights),
         "anchor": plan.anchor_index,
-        "arch": plan.options.arch,
+        "arch": arch_record(plan.options.arch, len(plan.checkpoints)),
         "paper": plan.options.paper,
         **_inputs_recipe(plan.options),
         "strict": plan.options.strict,

@@ -16,15 +16,18 @@ from ..checkpoint.config import read_config
 from ..checkpoint.open import Checkpoint, open_checkpoint
 from ..checkpoint.untied import Split, Untied
 from ..errors import IncompatibleModels, UsageError
+from ..graph.agreement import agreed_sizes
 from ..graph.axes import axis_units
 from ..graph.model import LayerGraph
 from ..graph.plain import plain_graph
 from ..graph.sizes import few, resize
 from ..graph.stored_shapes import StoredShapes
 from ..graph.streams import has_heads
+from ..network.arch_value import Arch
 from ..network.architecture import Architecture, architecture, output_ties
 from ..report import AxisRecord, GraphRecord, Pinned, TensorRecord
 from ..runtime import Runtime
+from .architectures import arch_of_each, own_architectures
 from .keys import Key, read_keys
 from .naming import named_alike
 from .reconcile import reconcile
@@ -39,7 +42,7 @@ class Parents:
     Attributes:
         models: What all checkpoints have (see `reconcile`): usually all of each.
         anchor_index: Position of the anchor.
-        known: The anchor's architecture.
+        known: The architecture of all models, or of the anchor.
         whole: The anchor with all its tensors and rows.
         kept: Tensors of the anchor that are not averaged, since the models differ in them.
         complete: Every model has all tensors and rows of the anchor.
@@ -49,6 +52,7 @@ class Parents:
         weights: In place of the plan's, where they follow from what the models are.
         config: What the config.json of an output folder is to say in place of the anchor's.
         copies: Names under which `stored_like` holds a tensor again.
+        own: Architectures of models that have a network of their own, by index.
     """
 
     models: tuple[Model, ...]
@@ -63,10 +67,15 @@ class Parents:
     weights: tuple[float, ...] | None = None
     config: Mapping[str, Any] | None = None
     copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    own: Mapping[int, Architecture] = field(default_factory=dict)
 
     def names(self, name: str) -> tuple[str, ...]:
         """Every name under which a tensor of the anchor is stored."""
         return (name, *self.copies.get(name, ()))
+
+    def architecture(self, index: int) -> Architecture:
+        """That of one model: with the network that runs at its widths, where there is one."""
+        return self.own.get(index, self.known)
 
     def stored(self, name: str, tensor: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """What is written for one fused tensor of the anchor."""
@@ -119,40 +128,69 @@ def _is_path(source: Source) -> bool:
 
 
 def find_architecture(
-    checkpoints: Sequence[Checkpoint],
-    anchor_index: int,
-    arch: str,
+    checkpoint: Checkpoint,
+    arch: Arch,
     *,
     free_outputs: bool = False,
     untied: bool = False,
     plain: bool = False,
 ) -> Architecture:
-    """The anchor's layer graph; where units stay (`plain`) and nothing tells it, one without units.
+    """A checkpoint's graph; where units stay (`plain`) and nothing tells it, one without units.
 
     Raises:
         IncompatibleModels: Nothing tells it, and units are to be matched.
     """
-    anchor = checkpoints[anchor_index]
     try:
         return architecture(
             arch,
-            shapes_of(anchor),
-            aliases=anchor.aliases,
-            config=read_config(anchor.path),
-            label=anchor.label,
+            shapes_of(checkpoint),
+            aliases=checkpoint.aliases,
+            config=read_config(checkpoint.path),
+            label=checkpoint.label,
             free_outputs=free_outputs,
             untied=untied,
         )
     except IncompatibleModels:
         if not (plain and arch == "auto"):
             raise
-        return Architecture(plain_graph(shapes_of(anchor), anchor.aliases))
+        return Architecture(plain_graph(shapes_of(checkpoint), checkpoint.aliases))
+
+
+def find_architectures(
+    checkpoints: Sequence[Checkpoint],
+    anchor_index: int,
+    arch: Any,
+    *,
+    free_outputs: bool = False,
+    untied: bool = False,
+    plain: bool = False,
+) -> tuple[Architecture, dict[int, Architecture]]:
+    """The anchor's architecture, and those of the models that have a network of their own.
+
+    Raises:
+        UsageError: See `arch_of_each`.
+        IncompatibleModels: Nothing tells them.
+    """
+    arches = arch_of_each(arch, len(checkpoints))
+
+    def find(at: int) -> Architecture:
+        found = find_architecture(
+            checkpoints[at], arches[at], free_outputs=free_outputs, untied=untied, plain=plain
+        )
+        if found.network is None:
+            return found
+        from ..network.runnable import at_widths
+
+        return at_widths(found, shapes_of(checkpoints[at]), checkpoints[at].label)
+
+    known = find(anchor_index)
+    return known, own_architectures(known, checkpoints, anchor_index, arches, find)
 
 
 def assemble(
     checkpoints: Sequence[Checkpoint],
     anchor_index: int,
-    arch: str,
+    arch: Any,
     device: str,
     *,
     free_outputs: bool = False,
@@ -173,17 +211,18 @@ def assemble(
     checkpoints = named_alike(checkpoints, anchor_index)
     splits: tuple[Split, ...] = ()
     stored = checkpoints[anchor_index]
-    one = OneTensor(tuple(checkpoints)) if untie else tie(checkpoints, anchor_index, arch)
+    named = arch_of_each(arch, len(checkpoints))[anchor_index]
+    one = OneTensor(tuple(checkpoints)) if untie else tie(checkpoints, anchor_index, named)
     checkpoints = one.checkpoints
     if untie:
         anchor = checkpoints[anchor_index]
         config, shapes = read_config(anchor.path), shapes_of(anchor)
         splits = output_ties(
-            arch, shapes, aliases=anchor.aliases, config=config, label=anchor.label
+            named, shapes, aliases=anchor.aliases, config=config, label=anchor.label
         )
         if splits:
             checkpoints = tuple(Untied(c, splits) for c in checkpoints)
-    known = find_architecture(
+    known, own = find_architectures(
         checkpoints,
         anchor_index,
         arch,
@@ -191,7 +230,7 @@ def assemble(
         untied=bool(splits),
         plain=plain,
     )
-    parents = fit(known, checkpoints, anchor_index, device, strict=strict, vocab=vocab)
+    parents = fit(known, checkpoints, anchor_index, device, strict=strict, vocab=vocab, own=own)
     parents = replace(parents, warnings=(*one.warnings, *parents.warnings))
     if one.copies:
         parents = replace(parents, stored_like=stored, copies=one.copies)
@@ -217,27 +256,37 @@ def fit(
     *,
     strict: bool = True,
     vocab: str = "refuse",
+    own: Mapping[int, Architecture] | None = None,
 ) -> Parents:
-    """The anchor's graph, fitted to the others.
+    """The anchor's graph, fitted to the others; `own`: networks of theirs, by index.
 
     Raises:
         IncompatibleModels: Models that differ in more than widths and in more than `strict` and
             `vocab` allow.
     """
+    own = own or {}
     anchor = checkpoints[anchor_index]
     common = reconcile(checkpoints, anchor_index, known.graph, strict=strict, vocab=vocab)
     models = []
     for index, checkpoint in enumerate(common.checkpoints):
-        own, shapes = common.graph, shapes_of(checkpoint)
+        graph, shapes = common.graph, shapes_of(checkpoint)
         if index != anchor_index:
             sizes = None
-            if shapes != shapes_of(common.checkpoints[anchor_index]) and has_heads(own):
+            if index in own:
+                sizes = agreed_sizes(
+                    own[index].graph,
+                    known.graph,
+                    names=graph.tensors,
+                    label=checkpoint.label,
+                    anchor_label=anchor.label,
+                )
+            elif shapes != shapes_of(common.checkpoints[anchor_index]) and has_heads(graph):
                 # Widths alone don't tell how many heads there are; the network's code may.
                 from ..network.runnable import sizes_at
 
                 sizes = sizes_at(known, shapes)
-            own = resize(own, shapes, label=checkpoint.label, anchor=anchor.label, known=sizes)
-        models.append(Model(index, checkpoint, own, device))
+            graph = resize(graph, shapes, label=checkpoint.label, anchor=anchor.label, known=sizes)
+        models.append(Model(index, checkpoint, graph, device))
     return Parents(
         tuple(models),
         anchor_index,
@@ -246,6 +295,7 @@ def fit(
         common.kept,
         common.complete,
         (*(c.remark for c in checkpoints if c.remark), *common.warnings),
+        own=own,
     )
 
 

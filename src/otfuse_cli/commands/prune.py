@@ -28,6 +28,7 @@ from ..prune.compact import Pruner, smaller
 from ..prune.measure import pruning_record
 from ..report import Checks, FileRecord, Report
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
+from .architectures import arch_of_each, arch_record
 from .function import declared, reordered_change, require_kept, require_proof
 from .inputs import require_inputs
 from .merge import report_path
@@ -94,12 +95,13 @@ def _prune(
     refuse_outputs(output, report_at, (request.checkpoint,), request)
     watch = Stopwatch()
     runtime = Runtime(resolve_device(request.device), request.seed, progress)
+    (arch,) = arch_of_each(request.arch, 1)
     with open_checkpoints((request.checkpoint,), request.key) as (stored,):
         with watch("graph"):
-            one = tie((stored,), 0, request.arch)
+            one = tie((stored,), 0, arch)
             checkpoint = one.checkpoints[0]
             known = architecture(
-                request.arch,
+                arch,
                 shapes_of(checkpoint),
                 aliases=checkpoint.aliases,
                 config=read_config(checkpoint.path),
@@ -128,7 +130,7 @@ def _prune(
             graph,
             work.graph,
             config=_config(request, checkpoint.path),
-            arguments=factory_arguments(request.arch),
+            arguments=factory_arguments(arch),
         )
         with watch("write"):
             lost, written = _write(
@@ -261,8 +263,9 @@ def _left_whole(work: _Pruned, request: PruneRequest) -> tuple[str, ...]:
 
 def _config(request: PruneRequest, path: Path | None) -> Mapping[str, Any] | None:
     """The config.json that the network is built from."""
-    if request.arch.startswith("hf:"):
-        return read_config(Path(request.arch.removeprefix("hf:")))
+    (arch,) = arch_of_each(request.arch, 1)
+    if isinstance(arch, str) and arch.startswith("hf:"):
+        return read_config(Path(arch.removeprefix("hf:")))
     return read_config(path)
 
 
@@ -272,7 +275,7 @@ def _recipe(request: PruneRequest, runtime: Runtime, made: Reconstructed | None)
         "amount": request.amount,
         "only": list(request.only),
         "layer": dict(request.layer or {}),
-        "arch": request.arch,
+        "arch": arch_record(request.arch, 1),
         "keep_extras": request.keep_extras,
         "shard_size": request.shard_size,
         "dtype": request.dtype,

@@ -9,14 +9,17 @@ from ..align.models import Model
 from ..checkpoint.config import read_config
 from ..checkpoint.open import Checkpoint
 from ..errors import IncompatibleModels, UsageError
+from ..graph.agreement import agreed_sizes
 from ..graph.model import LayerGraph
 from ..graph.sizes import resize
-from ..network.architecture import Architecture, architecture
+from ..network.arch_value import Arch
+from ..network.architecture import Architecture
 from ..prune.advice import advice
 from ..prune.masks import Compacted, compacted, unmask, zero_units
+from .architectures import arch_of_each, own_architectures
 from .naming import named_alike
 from .outputs import folder_config
-from .parents import Parents, shapes_of
+from .parents import Parents, find_architecture, shapes_of
 from .reconcile import reconcile
 from .requests import PruneFuseRequest
 
@@ -35,7 +38,10 @@ def assemble_pruned(
     pruned_file = masked.checkpoint
     # A network that differs in more than widths is described by the anchor alone.
     alike = request.strict and request.vocab == "refuse"
-    known = _architecture((dense_file, pruned_file) if alike else (pruned_file,), request)
+    arches = arch_of_each(request.arch, 2)
+    places = (0, 1) if alike else (1,)
+    of, known = _architecture(places, (dense_file, pruned_file), arches, request)
+    theirs = _others(of, known, (dense_file, pruned_file), arches, request)
     graph = _fit(known.graph, pruned_file)
     common = reconcile(
         (dense_file, pruned_file), 1, graph, strict=request.strict, vocab=request.vocab
@@ -66,6 +72,7 @@ def assemble_pruned(
         common.kept,
         common.complete,
         (*(c.remark for c in (dense_file, stored) if c.remark), *common.warnings),
+        own=theirs,
     )
     if request.keep_shape and compaction is not None:
         return replace(parents, stored_like=stored, store=compaction.restored), remarks
@@ -77,23 +84,48 @@ def assemble_pruned(
     return parents, remarks
 
 
-def _architecture(checkpoints: Sequence[Checkpoint], request: PruneFuseRequest) -> Architecture:
+def _architecture(
+    places: Sequence[int],
+    checkpoints: Sequence[Checkpoint],
+    arches: Sequence[Arch],
+    request: PruneFuseRequest,
+) -> tuple[int, Architecture]:
     """Of the dense network, which a config.json or a factory mostly describes; else the pruned."""
     first: IncompatibleModels | None = None
-    for checkpoint in checkpoints:
+    for at in places:
         try:
-            return architecture(
-                request.arch,
-                shapes_of(checkpoint),
-                aliases=checkpoint.aliases,
-                config=read_config(checkpoint.path),
-                label=checkpoint.label,
-                free_outputs=request.free_outputs,
+            found = find_architecture(
+                checkpoints[at], arches[at], free_outputs=request.free_outputs
             )
         except IncompatibleModels as error:
             first = first or error
+        else:
+            return at, found
     assert first is not None
     raise first
+
+
+def _others(
+    of: int,
+    known: Architecture,
+    checkpoints: Sequence[Checkpoint],
+    arches: Sequence[Arch],
+    request: PruneFuseRequest,
+) -> dict[int, Architecture]:
+    """Networks of their own, of one structure with that of checkpoint `of`."""
+
+    def find(at: int) -> Architecture:
+        return find_architecture(checkpoints[at], arches[at], free_outputs=request.free_outputs)
+
+    own = own_architectures(known, checkpoints, of, arches, find)
+    for at, architecture in own.items():
+        agreed_sizes(
+            architecture.graph,
+            known.graph,
+            label=checkpoints[at].label,
+            anchor_label=checkpoints[of].label,
+        )
+    return own
 
 
 def _fit(graph: LayerGraph, checkpoint: Checkpoint) -> LayerGraph:

@@ -27,12 +27,17 @@ Source = str | Path | StateDict
 # A file, `file.py:loader`, or in memory: inputs, (inputs, labels), or a mapping of names to arrays.
 SampleSource = Any
 
+# `--arch`: a name, or from Python a factory or a module; for all, or by the checkpoint's position
+# (texts `INDEX=SPEC`, or a mapping).
+ArchSource = Any
+
 # In place of a file name: standard output for a report, standard input for one to look at.
 STANDARD = Path("-")
 
 __all__ = [
     "CHOICES",
     "STANDARD",
+    "ArchSource",
     "AverageOptions",
     "CheckRequest",
     "CurveRequest",
@@ -69,7 +74,7 @@ _PAPER: Mapping[str, Any] = {
 class FusionOptions:
     """Options that `merge`, `prune-fuse` and `inspect --ot-costs` share. None: not given."""
 
-    arch: str = "auto"
+    arch: ArchSource = "auto"
     free_outputs: bool = False
     key: Key | None = None
     strict: bool = True
@@ -234,7 +239,7 @@ class PruneRequest(OutputOptions):
     criterion: str = "l1"
     only: tuple[str, ...] = ()
     layer: Mapping[str, float] | None = None
-    arch: str = "auto"
+    arch: ArchSource = "auto"
     require_proof: bool = False
     key: Key | None = None
     device: str = "auto"
@@ -289,7 +294,7 @@ class CheckRequest:
     """Prove a layer graph on the module of `arch`: the traced one, or the one that `spec` says."""
 
     checkpoint: Source
-    arch: str
+    arch: ArchSource
     spec: str | None = None
     free_outputs: bool = False
     key: Key | None = None
@@ -319,7 +324,7 @@ class EvaluateRequest(MeasureOptions):
     checkpoints: tuple[Source, ...]
     ensemble: bool = False
     average: bool = False
-    arch: str = "auto"
+    arch: ArchSource = "auto"
     key: Key | None = None
     device: str = "auto"
     seed: int = 0

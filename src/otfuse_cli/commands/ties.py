@@ -18,6 +18,7 @@ from ..errors import OtfuseError
 from ..graph.axes import axis_units
 from ..graph.model import GraphTensor, LayerGraph
 from ..graph.recognise import layer_graph
+from ..network.arch_value import Arch
 from ..network.architecture import module_ties
 
 # Where names alone must tell that a tensor of one file is another one there: embeddings and output
@@ -46,7 +47,7 @@ class OneTensor:
     warnings: tuple[str, ...] = ()
 
 
-def tie(checkpoints: Sequence[Checkpoint], anchor_index: int, arch: str) -> OneTensor:
+def tie(checkpoints: Sequence[Checkpoint], anchor_index: int, arch: Arch) -> OneTensor:
     """See what is one tensor as one, in every file that stores it so.
 
     Where any file has different values under two of the names they are left apart.
@@ -77,7 +78,7 @@ def tie(checkpoints: Sequence[Checkpoint], anchor_index: int, arch: str) -> OneT
 
 
 def _said_by_names(
-    checkpoints: Sequence[Checkpoint], anchor_index: int, arch: str, equal: Sequence[Classes]
+    checkpoints: Sequence[Checkpoint], anchor_index: int, arch: Arch, equal: Sequence[Classes]
 ) -> Classes:
     """What is one tensor where there is no network to ask.
 
@@ -101,7 +102,9 @@ def _said_by_names(
     return [*said, *biases]
 
 
-def _graph(anchor: Checkpoint, arch: str) -> LayerGraph | None:
+def _graph(anchor: Checkpoint, arch: Arch) -> LayerGraph | None:
+    if not isinstance(arch, str):
+        return None
     try:
         return layer_graph(
             arch, _shapes(anchor), aliases=anchor.aliases, config=read_config(anchor.path)

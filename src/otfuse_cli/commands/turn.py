@@ -26,6 +26,7 @@ from ..graph.blocks import Block
 from ..graph.model import LayerGraph
 from ..graph.streams import Stream, normed_stream
 from ..network.acid import FLOAT32, function_change
+from ..network.arch_value import Arch
 from ..network.architecture import module_state, require_network
 from ..network.factory import Network
 from ..report import Checks, SpaceRecord
@@ -51,7 +52,7 @@ class Turned:
 
 
 def turn(
-    parents: Parents, used: Collection[int], arch: str, recipe: Recipe, runtime: Runtime
+    parents: Parents, used: Collection[int], arch: Arch, recipe: Recipe, runtime: Runtime
 ) -> Turned:
     """Canonical parents, sources turned onto the anchor.
 
@@ -73,6 +74,10 @@ def turn(
     graph = parents.anchor.graph
     stream = normed_stream(graph)
     test = _Test(network, parents.known.names, graph)
+    tests: dict[int, _Test] = {}
+    for at, known in parents.own.items():
+        own = require_network(known, arch, "--residual orthogonal")
+        tests[at] = _Test(own, known.names, graph)
     anchor = parents.anchor
     theirs, worst = _settled(anchor, stream, test)
     pairs = test.rotary(theirs, stream)
@@ -81,10 +86,11 @@ def turn(
     for source in parents.sources:
         if source.index not in used:
             continue
-        mine, error = _settled(source, stream, test)
+        its = tests.get(source.index, test)
+        mine, error = _settled(source, stream, its)
         moves = match_rotated(mine, theirs, graph, stream, pairs=pairs, progress=_told(runtime))
         moved = move(mine, graph, stream, moves)
-        worst = max(worst, error, test.change(mine, moved, source.checkpoint.label))
+        worst = max(worst, error, its.change(mine, moved, source.checkpoint.label))
         tensors[source.index] = moved
         matches[source.index] = _match(source, anchor, mine, moved, theirs, moves, stream, recipe)
     models = tuple(_held(m, tensors[m.index]) if m.index in tensors else m for m in parents.models)

@@ -163,15 +163,21 @@ def function_change(
     dtype: torch.dtype = torch.float32,
     graph: LayerGraph | None = None,
     maps: Maps | None = None,
+    other: nn.Module | None = None,
 ) -> float:
     """Largest relative change of the outputs between two states of one module.
 
     The function check on real maps: `before` is the source, `after` its aligned form. Where the
-    graph lets the units of outputs move, they are expected in the order of `maps`.
+    graph lets the units of outputs move, they are expected in the order of `maps`. `after` may
+    be run in another module.
     """
+    last = module if other is None else other
     given = without_cache(module, dict(kwargs or {}))
-    with eval_mode(module), no_fast_path(), torch.no_grad():
-        old, new = (_run(module, _cast((args, given, dict(s)), dtype)) for s in (before, after))
+    with eval_mode(module), eval_mode(last), no_fast_path(), torch.no_grad():
+        old, new = (
+            _run(run, _cast((args, given, dict(state)), dtype))
+            for run, state in ((module, before), (last, after))
+        )
     if graph is not None and maps is not None:
         old = [_reordered(i, y, graph, maps) for i, y in enumerate(old)]
     return max((_difference(b, a) for a, b in zip(old, new, strict=True)), default=0.0)

@@ -16,6 +16,7 @@ from ..graph.covers import Shapes
 from ..graph.model import LayerGraph, Role
 from ..graph.recognise import layer_graph
 from ..graph.sizes import few, only_in
+from .arch_value import Arch, arch_label
 from .factory import Network, build, names_a_module, saved_names
 from .mlp import mlp_network
 from .program import load_program
@@ -37,12 +38,19 @@ class Architecture:
         network: What to run it with; None when only names and shapes are known.
         names: The checkpoint's name for each tensor of the module that the checkpoint holds.
         assumption: What nobody said and the network was built on; None for nothing.
+        aliases: Other names in the checkpoint of tied tensors.
     """
 
     graph: LayerGraph
     network: Network | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     assumption: str | None = None
+    aliases: Aliases = field(default_factory=dict)
+
+    @property
+    def takes_shapes(self) -> bool:
+        """Whether the network is built for the shapes of a checkpoint."""
+        return self.network is not None and self.network.shapes is not None
 
 
 def real_network(known: Architecture) -> Network | None:
@@ -53,7 +61,7 @@ def real_network(known: Architecture) -> Network | None:
     return network.again()
 
 
-def require_network(known: Architecture, arch: str, why: str) -> Network:
+def require_network(known: Architecture, arch: Arch, why: str) -> Network:
     """The network with tensors that hold values.
 
     Raises:
@@ -63,7 +71,7 @@ def require_network(known: Architecture, arch: str, why: str) -> Network:
     if network is None:
         raise UsageError(
             f"{why} needs a network to run",
-            where=f"--arch {arch}",
+            where=f"--arch {arch_label(arch)}",
             why="names and shapes of tensors don't say what is computed from them",
             fix="give it: --arch file.py:factory, graph.pt2, hf:DIR, timm:NAME, torchvision:NAME; "
             "or mlp, for linear layers with ReLU between them",
@@ -86,8 +94,14 @@ def module_state(
     }
 
 
+def shapes_by_name(shapes: Shapes, aliases: Aliases) -> dict[str, tuple[int, ...]]:
+    """Shapes of a checkpoint's tensors under all their names: what a factory is given."""
+    tied = ((other, shapes[name]) for name, others in aliases.items() for other in others)
+    return {**shapes, **dict(tied)}
+
+
 def architecture(
-    arch: str,
+    arch: Arch,
     shapes: Shapes,
     *,
     aliases: Aliases | None = None,
@@ -100,7 +114,8 @@ def architecture(
 
     Args:
         arch: `auto`, a family, `mlp`, `spec.yaml`, a factory (`pkg.mod:f`, `file.py:f`,
-            `torchvision:NAME`, `timm:NAME`, `hf:DIR`), or a saved program (`graph.pt2`).
+            `torchvision:NAME`, `timm:NAME`, `hf:DIR`, or the function or module itself), or a
+            saved program (`graph.pt2`).
         shapes: Of every tensor of the checkpoint, in the order of the file.
         aliases: Other names of tied tensors.
         config: What the config.json beside the checkpoint says.
@@ -111,9 +126,9 @@ def architecture(
     Raises:
         OtfuseError: See `graph.recognise`, `graph.trace`, `network.factory`, `network.program`.
     """
-    if arch.endswith(".pt2"):
+    if isinstance(arch, str) and arch.endswith(".pt2"):
         return _from_program(arch, shapes, aliases or {}, label, free_outputs)
-    if names_a_module(arch):
+    if not isinstance(arch, str) or names_a_module(arch):
         return _from_factory(arch, shapes, aliases or {}, label, free_outputs, untied)
     if free_outputs:
         raise UsageError(
@@ -130,7 +145,7 @@ def architecture(
 
 
 def output_ties(
-    arch: str,
+    arch: Arch,
     shapes: Shapes,
     *,
     aliases: Aliases | None = None,
@@ -144,8 +159,8 @@ def output_ties(
     Raises:
         UsageError: A saved program.
     """
-    if names_a_module(arch):
-        module = _module(arch)
+    if not isinstance(arch, str) or names_a_module(arch):
+        module = _module(arch, shapes, aliases or {})
         names = checkpoint_names(module, shapes, aliases or {})
         splits = output_splits(module)
         return tuple(tuple(tuple(names[n] for n in kept) for kept in split) for split in splits)
@@ -160,15 +175,15 @@ def output_ties(
     return _named_splits(graph)
 
 
-def module_ties(arch: str, shapes: Shapes, aliases: Aliases) -> list[tuple[str, ...]] | None:
+def module_ties(arch: Arch, shapes: Shapes, aliases: Aliases) -> list[tuple[str, ...]] | None:
     """The checkpoint's names of what is one tensor in the network; None without a network.
 
     Arguments are those of `architecture`.
     """
-    if arch.endswith(".pt2"):
+    if isinstance(arch, str) and arch.endswith(".pt2"):
         module: nn.Module = load_program(Path(arch)).module(check_guards=False)
     elif names_a_module(arch):
-        module = _module(arch)
+        module = _module(arch, shapes, aliases)
     else:
         return None
     names = checkpoint_names(module, shapes, aliases)
@@ -178,12 +193,13 @@ def module_ties(arch: str, shapes: Shapes, aliases: Aliases) -> list[tuple[str, 
     return [tuple(group) for group in groups.values() if len(group) > 1]
 
 
-def _module(arch: str) -> nn.Module:
+def _module(arch: Arch, shapes: Shapes, aliases: Aliases) -> nn.Module:
     """The module alone: on the meta device, where it can be built there."""
+    named = shapes_by_name(shapes, aliases)
     try:
-        return build(arch, device="meta").module
+        return build(arch, device="meta", shapes=named).module
     except IncompatibleModels:
-        return build(arch, device="cpu").module
+        return build(arch, device="cpu", shapes=named).module
 
 
 def _named_splits(graph: LayerGraph) -> tuple[Split, ...]:
@@ -201,20 +217,21 @@ def _named_splits(graph: LayerGraph) -> tuple[Split, ...]:
 
 
 def _from_factory(
-    arch: str, shapes: Shapes, aliases: Aliases, label: str, free_outputs: bool, untied: bool
+    arch: Arch, shapes: Shapes, aliases: Aliases, label: str, free_outputs: bool, untied: bool
 ) -> Architecture:
     """Trace on the meta device, where a model of any size has no weights; else on the CPU."""
     from ..graph.trace import trace
 
+    named, said = shapes_by_name(shapes, aliases), arch_label(arch)
     for device in ("meta", "cpu"):
         try:
-            network = build(arch, device=device, untied=untied)
-            names = _names(network.module, shapes, aliases, label, arch)
+            network = build(arch, device=device, untied=untied, shapes=named)
+            names = _names(network.module, shapes, aliases, label, said)
             graph = trace(
                 network.module,
                 network.args,
                 network.kwargs,
-                source=f"traced {arch}",
+                source=f"traced {said}",
                 free_outputs=free_outputs,
                 name_map=names,
             )
@@ -222,7 +239,8 @@ def _from_factory(
             if device == "cpu":
                 raise
         else:
-            return Architecture(_held(graph, shapes, label), network, _stored(names, shapes))
+            stored = _stored(names, shapes)
+            return Architecture(_held(graph, shapes, label), network, stored, aliases=aliases)
     raise AssertionError
 
 

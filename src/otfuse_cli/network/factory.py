@@ -1,8 +1,9 @@
 """The user's module: found by name, built, with inputs to trace it on. This executes user code.
 
-`pkg.mod:factory` and `file.py:factory` call a function without arguments (or a module class);
-`torchvision:NAME`, `timm:NAME` and `hf:DIR` build a known one. A factory returns a module, or a
-module and example inputs (a tensor, a tuple of arguments, or a dict of keywords).
+`pkg.mod:factory` and `file.py:factory` call a function (or a module class) without arguments, or
+with the checkpoint's shapes; `torchvision:NAME`, `timm:NAME` and `hf:DIR` build a known one. A
+factory returns a module, or a module and example inputs (a tensor, a tuple of arguments, or a dict
+of keywords). From Python, the factory or the module itself may be given.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,29 +24,43 @@ import torch
 from torch import nn
 
 from ..errors import IncompatibleModels, UnreadableInput, UsageError
+from ..graph.covers import Shapes
+from .arch_value import Arch, Factory, arch_label, called_with, copied, takes_shapes
 from .untie import output_splits, untie
-
-Factory = Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Network:
-    """A module and what to call it with; `untied`: its output layer has a weight of its own."""
+    """A module and what to call it with.
+
+    Attributes:
+        source: What `--arch` says, or what messages call it.
+        module: In eval mode.
+        args: Example inputs.
+        kwargs: Example keyword inputs.
+        untied: Its output layer has a weight of its own.
+        given: The object that was given in place of a name.
+        shapes: Of the checkpoint that it was built for, where its factory takes them.
+    """
 
     source: str
     module: nn.Module
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     untied: bool = False
+    given: Arch | None = None
+    shapes: Shapes | None = None
 
-    def again(self) -> Network:
-        """Built again, on the CPU."""
-        return build(self.source, device="cpu", untied=self.untied)
+    def again(self, shapes: Shapes | None = None) -> Network:
+        """Built again, on the CPU; for other `shapes`, where its factory takes them."""
+        arch = self.source if self.given is None else self.given
+        wanted = self.shapes if self.shapes is None or shapes is None else shapes
+        return build(arch, device="cpu", untied=self.untied, shapes=wanted)
 
 
-def names_a_module(arch: str) -> bool:
-    """Whether `--arch` names something to build rather than a family or a spec."""
-    return ":" in arch[len(_drive(arch)) :]
+def names_a_module(arch: Arch) -> bool:
+    """Whether `--arch` names something to build (or is it) rather than a family or a spec."""
+    return not isinstance(arch, str) or ":" in arch[len(_drive(arch)) :]
 
 
 def split_spec(spec: str) -> tuple[str, str]:
@@ -61,45 +76,57 @@ def _drive(spec: str) -> str:
     return found[0] if found else ""
 
 
-def factory_arguments(arch: str) -> dict[str, Any]:
+def factory_arguments(arch: Arch) -> dict[str, Any]:
     """Arguments of the user's factory that have defaults; none for a network of another kind."""
-    place, _ = split_spec(arch)
-    if not names_a_module(arch) or place in ("torchvision", "timm", "hf"):
+    if isinstance(arch, str):
+        place, _ = split_spec(arch)
+        if not names_a_module(arch) or place in ("torchvision", "timm", "hf"):
+            return {}
+        arch = find_callable(arch)
+    if isinstance(arch, nn.Module):
         return {}
     try:
-        parameters = inspect.signature(find_callable(arch)).parameters.values()
+        parameters = inspect.signature(arch).parameters.values()
     except (TypeError, ValueError):
         return {}
     return {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
-def build(arch: str, *, device: str, untied: bool = False) -> Network:
+def build(
+    arch: Arch, *, device: str, untied: bool = False, shapes: Shapes | None = None
+) -> Network:
     """Build the module that `arch` names, in eval mode, on `device` (`meta` holds no weights).
 
-    `untied`: with an output layer that shares nothing with an embedding.
+    Args:
+        arch: A name, a factory, or a module (of the latter two, a copy of what they give).
+        device: Where.
+        untied: With an output layer that shares nothing with an embedding.
+        shapes: Of the checkpoint's tensors, for a factory that takes them.
 
     Raises:
         UnreadableInput: No such file, folder or module.
         UsageError: The file has no such factory, or an optional package is missing.
         IncompatibleModels: The factory failed, or returned no module.
     """
-    place, name = split_spec(arch)
-    factory = find_callable(arch)
-    if untied and place == "hf":
-        factory = partial(_hugging_face, Path(name), untied=True)
-    where = f"--arch {arch}"
+    source, where = arch_label(arch), f"--arch {arch_label(arch)}"
+    factory: Factory
+    if not isinstance(arch, str):
+        factory = (lambda: arch) if isinstance(arch, nn.Module) else arch
+    elif untied and arch.startswith("hf:"):
+        factory = partial(_hugging_face, Path(arch.removeprefix("hf:")), untied=True)
+    else:
+        factory = find_callable(arch)
+    shaped = shapes is not None and takes_shapes(factory)
+    call = factory if shapes is None else called_with(factory, shapes)
     try:
         with torch.device(device):
-            made = factory()
+            made = call()
     except (UsageError, UnreadableInput):
         raise
     except Exception as error:
-        raise IncompatibleModels(
-            "the factory failed",
-            where=where,
-            why=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
-            fix="it must work without arguments and return a torch.nn.Module",
-        ) from error
+        raise _failed(error, where, shaped=shaped) from error
+    if not isinstance(arch, str):
+        made = copied(made, device)
     module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(module, nn.Module):
         raise IncompatibleModels(
@@ -112,7 +139,23 @@ def build(arch: str, *, device: str, untied: bool = False) -> Network:
     if untied:
         untie(module)
     args, kwargs = _inputs(module, inputs, where, device)
-    return Network(arch, module, args, kwargs, untied)
+    given = None if isinstance(arch, str) else arch
+    return Network(source, module, args, kwargs, untied, given, shapes if shaped else None)
+
+
+def _failed(error: Exception, where: str, *, shaped: bool) -> IncompatibleModels:
+    fix = "it must work without arguments and return a torch.nn.Module"
+    if shaped:
+        fix = (
+            "it was called with the checkpoint's shapes (a dict of tensor names to tuples), since "
+            "it takes one argument, or one called shapes: read the widths from it"
+        )
+    return IncompatibleModels(
+        "the factory failed",
+        where=where,
+        why=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
+        fix=fix,
+    )
 
 
 def find_callable(spec: str, *, option: str = "--arch") -> Factory:

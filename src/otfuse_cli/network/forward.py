@@ -130,5 +130,6 @@ def _failed(network: Network, error: Exception) -> IncompatibleModels:
         where=network.source,
         why=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
         fix="check that samples and checkpoint belong to it; an exported program takes no other "
-        "widths than its own",
+        "widths than its own, nor does code that fixes them: --arch INDEX=SPEC names a network "
+        "for each checkpoint",
     )

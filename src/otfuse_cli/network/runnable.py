@@ -16,14 +16,20 @@ from ..errors import IncompatibleModels
 from ..graph.model import LayerGraph
 from ..graph.program import Program, labelled_program
 from ..graph.trace import export, trace
-from .architecture import Architecture, module_state, real_network
+from .architecture import Architecture, module_state, real_network, shapes_by_name
 from .factory import Network
+from .inputs import is_program
 from .program import load_program
 from .samples import Samples
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
+# What to do where code fixes the widths that its module was built with.
+OWN_WIDTHS = (
+    "let the factory take the checkpoint's shapes, and build it for them: def make_net(shapes): "
+    "...; or give a factory for each checkpoint: --arch INDEX=file.py:factory"
+)
 # Samples in one pass: enough to keep the cores busy, few enough for the caches.
 BATCH = 100
 
@@ -34,6 +40,7 @@ def runnable(
     *,
     device: str,
     read: Mapping[str, Tensor] | None = None,
+    graph: LayerGraph | None = None,
     batch: int = BATCH,
 ) -> Program:
     """Export the network on a batch of `samples`, so that it can be run batch by batch.
@@ -42,8 +49,10 @@ def runnable(
         known: With a network.
         samples: What it is to be run on.
         device: Where.
-        read: Tensors of a parent whose widths are not those of the network; None for the
+        read: Tensors of a parent, whose widths may not be those of the network; None for the
             network's own.
+        graph: Of another network of this structure, whose names of spaces are taken; None for
+            the network's own.
         batch: Samples in a pass, at most.
 
     Raises:
@@ -51,23 +60,40 @@ def runnable(
     """
     network = known.network
     assert network is not None
-    if network.source.endswith(".pt2"):
-        return _saved(network, known.graph, known.names, read, device)
-    network = real_network(known)
-    assert network is not None
-    module = network.module
+    named = known.graph if graph is None else graph
     if read is not None:
-        module = with_tensors(module, module_state(network, known.names, read.__getitem__))
+        shapes, held = _shapes(read), _shapes(_tensors(network, known))
+        read = None if all(shapes[name] == held[name] for name in held) else read
+    if is_program(network):
+        return _saved(network, named, known.names, read, device)
+    if read is None:
+        network = real_network(known)
+        assert network is not None
+    else:
+        network = network_at(known, read)
+    module = network.module
     first = samples.take(slice(0, batch))
     constants = {
         name: value for name, value in network.kwargs.items() if not isinstance(value, Tensor)
     }
-    exported, _ = export(
-        copy.deepcopy(module).to(device), first.args, {**constants, **first.kwargs}
-    )
+    try:
+        exported, _ = export(
+            copy.deepcopy(module).to(device), first.args, {**constants, **first.kwargs}
+        )
+    except IncompatibleModels as error:
+        if read is not None:
+            error.fix = OWN_WIDTHS
+        raise
     return labelled_program(
-        exported, batch=first.count, graph=known.graph, name_map=_names(module, known.names)
+        exported, batch=first.count, graph=named, name_map=_names(module, known.names)
     )
+
+
+def network_at(known: Architecture, read: Mapping[str, Tensor]) -> Network:
+    """The network with tensors of other widths: built for them where its factory takes shapes."""
+    built = real_network(known)
+    assert built is not None
+    return _with(_built_for(built, known, _shapes(read)), known, read)
 
 
 def graph_at(known: Architecture, read: Mapping[str, Tensor]) -> LayerGraph:
@@ -75,16 +101,7 @@ def graph_at(known: Architecture, read: Mapping[str, Tensor]) -> LayerGraph:
 
     Widths alone don't tell how many heads a layer has; what the network makes of them does.
     """
-    network = real_network(known)
-    assert network is not None
-    return _traced(network, known, read)
-
-
-def _traced(network: Network, known: Architecture, read: Mapping[str, Tensor]) -> LayerGraph:
-    module = with_tensors(network.module, module_state(network, known.names, read.__getitem__))
-    source = known.graph.source
-    graph = trace(module, network.args, network.kwargs, source=source, name_map=known.names)
-    return replace(graph, tensors={name: graph.tensors[name] for name in known.graph.tensors})
+    return _traced(network_at(known, read), known)
 
 
 def sizes_at(known: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int] | None:
@@ -94,17 +111,80 @@ def sizes_at(known: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> dict
     fixes widths. No value of a tensor is needed.
     """
     network = known.network
-    if network is None or network.source.endswith(".pt2"):
+    if network is None or is_program(network):
         return None
-    state = network.module.state_dict()
-    like = {known.names[n]: t for n, t in state.items() if n in known.names}
-    blank = {n: like[n].new_zeros(shape) for n, shape in shapes.items() if n in like}
     try:
-        graph = _traced(network, known, blank)
+        graph = _traced(_blank(network, known, shapes), known)
     except (IncompatibleModels, RuntimeError):
         return None
     same = graph.spaces.keys() == known.graph.spaces.keys()
     return {id: space.size for id, space in graph.spaces.items()} if same else None
+
+
+def at_widths(
+    known: Architecture, shapes: Mapping[str, tuple[int, ...]], label: str
+) -> Architecture:
+    """The architecture of a checkpoint, where its network was built at other widths.
+
+    Raises:
+        IncompatibleModels: Its code does not take the checkpoint's.
+    """
+    network = known.network
+    stored = {name: node.shape for name, node in known.graph.tensors.items()}
+    other = [name for name, shape in stored.items() if shapes[name] != shape]
+    if network is None or not other:
+        return known
+    why = "a saved program has one set of widths"
+    if not is_program(network):
+        try:
+            return replace(known, graph=_traced(_blank(network, known, shapes), known))
+        except (IncompatibleModels, RuntimeError) as error:
+            why = getattr(error, "why", None) or str(error).strip().partition("\n")[0]
+    name = other[0]
+    raise IncompatibleModels(
+        "the network was built at other widths than the checkpoint's, and does not run at these",
+        where=f"{name}: {list(shapes[name])} in {label}, {list(stored[name])} in {network.source}",
+        why=why,
+        fix=OWN_WIDTHS,
+    )
+
+
+def _built_for(
+    network: Network, known: Architecture, shapes: Mapping[str, tuple[int, ...]]
+) -> Network:
+    """Built again for `shapes`, where its factory takes them."""
+    if network.shapes is None:
+        return network
+    return network.again({**network.shapes, **shapes_by_name(shapes, known.aliases)})
+
+
+def _blank(network: Network, known: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> Network:
+    """The network with tensors of other shapes that hold nothing."""
+    network = _built_for(network, known, shapes)
+    like = _tensors(network, known)
+    return _with(network, known, {n: like[n].new_zeros(shapes[n]) for n in shapes if n in like})
+
+
+def _tensors(network: Network, known: Architecture) -> dict[str, Tensor]:
+    """The network's own, by the checkpoint's names."""
+    state = network.module.state_dict()
+    return {known.names[n]: t for n, t in state.items() if n in known.names}
+
+
+def _with(network: Network, known: Architecture, read: Mapping[str, Tensor]) -> Network:
+    state = module_state(network, known.names, read.__getitem__)
+    return replace(network, module=with_tensors(network.module, state))
+
+
+def _traced(network: Network, known: Architecture) -> LayerGraph:
+    source = known.graph.source
+    graph = trace(network.module, network.args, network.kwargs, source=source, name_map=known.names)
+    return replace(graph, tensors={name: graph.tensors[name] for name in known.graph.tensors})
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Shapes by name."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def with_tensors(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
@@ -165,7 +245,8 @@ def _saved(
             "a saved program has one set of widths",
             where=f"--arch {network.source}",
             why="the models differ in width",
-            fix="give a factory (file.py:factory), which is exported for each",
+            fix="give a factory (file.py:factory), which is exported for each, or a program for "
+            "each: --arch INDEX=graph.pt2",
         )
     exported = load_program(Path(network.source))
     batch = _batch(network)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from ..align.models import Model
 from ..network.acid import function_change
 from ..network.architecture import Architecture, module_state, real_network
+from ..network.runnable import network_at
 from .compact import Kept, compact, expand
 
 
@@ -27,11 +29,20 @@ def masked_change(known: Architecture, model: Model, kept: Kept) -> float | None
     network = real_network(known)
     if network is None:
         return None
+    reduced: nn.Module | None = None
+    if known.takes_shapes:
+        reduced = network_at(known, {name: small(name) for name in graph.tensors}).module
     before, left = (module_state(network, known.names, read) for read in (masked, small))
     for dtype in (torch.float64, torch.float32):
         try:
             return function_change(
-                network.module, network.args, network.kwargs, before, left, dtype=dtype
+                network.module,
+                network.args,
+                network.kwargs,
+                before,
+                left,
+                dtype=dtype,
+                other=reduced,
             )
         except (RuntimeError, ValueError):  # a shape that the module has fixed, or a kernel
             continue
