@@ -75,7 +75,12 @@ def chain_lines(
     for module in modules:
         if module not in layers:  # a norm on the output of the layer before it
             if not group:
-                raise _broken(module, modules[module][0], where, "a norm comes before any layer")
+                raise _broken(
+                    module,
+                    _shown(modules[module][0], shapes),
+                    where,
+                    "a norm comes before any layer",
+                )
             line = lines[-1]
             lines[-1] = Line((*line.patterns, Pattern(module)), line.text, line.out, line.inp)
             continue
@@ -84,11 +89,11 @@ def chain_lines(
         factor, rest = divmod(columns, width) if width else (1, 0)
         if rest or not factor or (factor > 1 and len(shapes[weight]) > 2):
             why = f"axis 1 has {columns} positions, the layer before it makes {width}"
-            raise _broken(module, weight, where, why)
+            raise _broken(module, _shown(weight, shapes), where, why)
         if factor > 1 and not deep:
             # Nothing is flattened between two linear layers: two branches are put together here.
             why = f"axis 1 has {columns} positions, {factor} times the {width} that the linear "
-            raise _broken(module, weight, where, why + "layer before it makes")
+            raise _broken(module, _shown(weight, shapes), where, why + "layer before it makes")
         group = "out" if module == last else _space(module)
         source = before if factor == 1 else f"{before} * {factor}"
         lines.append(Line((Pattern(module),), f"{group} <- {source}", out=group, inp=source))
@@ -101,6 +106,10 @@ def _space(module: str) -> str:
     name = re.sub(r"[^\w.]", "_", module)
     plain = (name[:1].isalpha() or name[:1] == "_") and name not in PINNED
     return name if plain else f"layer_{name}"
+
+
+def _shown(name: str, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return f"{name} {list(shapes[name])}"
 
 
 def _broken(module: str, tensor: str, where: str, why: str) -> IncompatibleModels:

@@ -85,6 +85,9 @@ def cover_tensors(
     covers: dict[str, Cover] = {}
     for name in tensors:
         covers[name] = reader.cover(name, shapes[name])
+        if name in whole and not covers[name].line.axes:
+            # Cut with the units where some are pruned; neither made of units nor read by any.
+            covers[name].roles = [frozenset({Role.FIXED})] * len(shapes[name])
         for alias in aliases.get(name, ()):
             covers[name].others.append(reader.cover(alias, shapes[name]))
     return covers, reader.families

@@ -132,7 +132,8 @@ def _by_module(node: Node) -> dict[str, list[Cover]]:
 
 
 def _op(spec: Spec, node: Node, module: str, covers: Sequence[Cover]) -> Op:
-    tensors = {c.name.rpartition(".")[2]: c.name for c in covers}
+    parts = [c for c in covers if any(roles != {Role.FIXED} for roles in c.roles)]
+    tensors = {c.name.rpartition(".")[2]: c.name for c in parts or covers}
     if node.line.axes:
         axes = covers[0].axes
         free = [a for a in axes if any(not is_pinned(u) for u in axis_units(a))]

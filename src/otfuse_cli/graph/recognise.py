@@ -237,8 +237,9 @@ def _numbered_chains(shapes: Shapes) -> Iterator[Spec]:
     layers = {
         n.rpartition(".")[0] for n, shape in shapes.items() if len(shape) > 1 and n not in whole
     }
-    prefixes = {re.sub(r"\d+$", "", m) for m in layers}
-    if len(prefixes) == 1 and all(re.search(r"\d$", m) for m in layers):
+    # Whatever else the file holds will be named as what no line covers.
+    prefixes = {re.sub(r"\d+$", "", m) for m in layers if re.search(r"\d$", m)}
+    if len(prefixes) == 1:
         deep = any(len(shape) > 2 for n, shape in shapes.items() if n not in whole)
         norms = "batch" if deep else ""
         chain = (Pattern(f"{prefixes.pop()}*"),)
