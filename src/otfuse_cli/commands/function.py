@@ -207,7 +207,9 @@ def _checked_source(
     change = _change(own, model.graph, before, after, _indices(source), network)
     if own is network:
         return _required(change, model, "an aligned source")
-    return _required(change, model, "an aligned source", f"or {theirs.graph.source} is another one")
+    return _required(
+        change, model, "an aligned source", f"or {theirs.graph.source} is another network"
+    )
 
 
 def _reordered(network: Network, known: Architecture, model: Model, seed: int) -> float:
