@@ -21,6 +21,7 @@ class Role(StrEnum):
     VECTOR = "vector"  # one number per unit, added: bias, running mean, embeddings
     SCALE = "scale"  # one number per unit, multiplied: norm gain, layer scale
     VARIANCE = "variance"  # running variance
+    DERIVED = "derived"  # a function of weights: moved, but neither matched nor averaged
     FIXED = "fixed"
 
 
@@ -111,6 +112,28 @@ class Op:
 
 
 @dataclass(frozen=True)
+class Derived:
+    """Tensors that are a function of another one.
+
+    Attributes:
+        kind: Which function (see `graph.derived`).
+        source: The tensor that it is a function of.
+        parts: Part to tensor name.
+        dim: The axis of the source that counts as its rows.
+    """
+
+    kind: str
+    source: str
+    parts: Mapping[str, str]
+    dim: int = 0
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of what is computed."""
+        return tuple(self.parts.values())
+
+
+@dataclass(frozen=True)
 class Tap:
     """Where a forward hook sees the units of a space: module path, axis, expression there."""
 
@@ -132,6 +155,7 @@ class LayerGraph:
             the outputs are pinned.
         source: Where the graph comes from: `family resnet`, `spec net.yaml`, `traced f.py:net`.
         warnings: What the reader of a report must know.
+        derived: Tensors that are computed anew for a fused model.
     """
 
     tensors: Mapping[str, GraphTensor]
@@ -141,6 +165,7 @@ class LayerGraph:
     outputs: tuple[tuple[int, int, Axis], ...] = ()
     source: str = ""
     warnings: tuple[str, ...] = ()
+    derived: tuple[Derived, ...] = ()
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -212,6 +237,7 @@ def first_difference(source: LayerGraph, anchor: LayerGraph) -> str | None:
 __all__ = [
     "Axis",
     "Cat",
+    "Derived",
     "Fixed",
     "GraphTensor",
     "LayerGraph",

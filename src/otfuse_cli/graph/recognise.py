@@ -14,11 +14,13 @@ from functools import cache
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from ..errors import IncompatibleModels, UnreadableInput
 from .bind import bind, first_unproven
 from .chain import chain_modules, matrix_of
 from .covers import Shapes
+from .derived import plain
 from .given import Config
 from .model import LayerGraph, OpKind
 from .order import base_order
@@ -65,6 +67,9 @@ def layer_graph(
         IncompatibleModels: Nothing fits, or several things do.
         UnreadableInput: A spec file that is missing or not YAML.
     """
+    graph = _seen_plainly(arch, shapes, aliases=aliases, config=config, label=label)
+    if graph is not None:
+        return graph
     known = families()
     it = _Evidence(shapes, aliases or {}, config, label)
     if arch == "auto":
@@ -81,6 +86,23 @@ def layer_graph(
             "not a spec", where=f"--arch {arch}", why="a spec ends in .yaml", fix=_ways(known)
         )
     raise IncompatibleModels("unknown architecture", where=f"--arch {arch}", fix=_ways(known))
+
+
+def _seen_plainly(arch: str, shapes: Shapes, **options: Any) -> LayerGraph | None:
+    """The graph with the vectors of spectral normalisation left out and put back; None: no such.
+
+    A spec may call a parametrised weight by the name of its layer or by its own.
+    """
+    seen = plain(shapes)
+    if not seen.hidden:
+        return None
+    try:
+        return seen.restored(layer_graph(arch, seen.shapes, **options))
+    except IncompatibleModels:
+        if not seen.names or not arch.endswith((".yaml", ".yml")):
+            raise
+        seen = plain(shapes, rename=False)
+        return seen.restored(layer_graph(arch, seen.shapes, **options))
 
 
 @dataclass(frozen=True)
