@@ -315,7 +315,7 @@ def test_prune_runs_the_network_that_the_factory_builds_for_what_is_left(tmp_pat
     fixed = otfuse_cli.prune(case.states[0], amount=0.5, arch=case.arch("wide"))[1]
     assert fixed.checks.function is None  # its code runs at one set of widths
     shaped = otfuse_cli.prune(case.states[0], amount=0.5, arch=case.arch("from_shapes"))[1]
-    assert shaped.checks.function_preserved
+    assert shaped.checks.function == "kept"
     options = {"amount": 0.5, "criterion": "reconstruct", "samples": case.x}
     with pytest.raises(IncompatibleModels):
         otfuse_cli.prune(case.states[0], arch=case.arch("wide"), **options)

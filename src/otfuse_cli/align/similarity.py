@@ -191,7 +191,7 @@ def _compared(tensor: GraphTensor, graph: LayerGraph, source: Model) -> bool:
     """Weights, biases, gains that some free space moves; running statistics are none of them."""
     if tensor.name.rpartition(".")[2] in ("running_mean", "running_var"):
         return False
-    if any(Role.VARIANCE in axis.roles for axis in tensor.axes):
+    if any({Role.VARIANCE, Role.DERIVED} & axis.roles for axis in tensor.axes):
         return False
     if not source.checkpoint.infos[tensor.name].dtype.is_floating_point:
         return False

@@ -14,6 +14,7 @@ from ..align.recipe import Recipe
 from ..checkpoint.held import Held
 from ..errors import IncompatibleModels, UsageError
 from ..fuse.average import Aligned
+from ..fuse.derived import renew_all
 from ..fuse.fused import Fused
 from ..fuse.joint import choices, joined_value, union
 from ..fuse.joint_heads import add_heads
@@ -216,6 +217,7 @@ class _Work:
             name: read[name] if name in read else union(name, anchor, parts).to(device)
             for name in anchor.checkpoint.infos
         }
+        renew_all(anchor.graph, tensors)
         fitted, remarks = bench.refit(runs, tensors, self.options.ridge, aim=joined_value)
         return tensors, fitted, remarks
 
@@ -242,6 +244,7 @@ class _Work:
             parts.append(Part(held, own, run))
         ridge, device = self.options.ridge, bench.runtime.device
         reduced = reduce_streams(anchor, parts, bench.samples, ridge, device=device)
+        renew_all(anchor.graph, reduced.tensors)
         fitted, remarks = bench.refit(
             [replace(p.run, alignment=a) for p, a in zip(parts, reduced.alignments, strict=True)],
             reduced.tensors,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
 from ..align.models import Model
+from ..graph.model import Derived
 from .average import Aligned, average, stored
+from .derived import renewed
 from .repair import Repair
 from .rows import RowAverage, by_rows
 from .selection import Selection
@@ -33,6 +36,13 @@ class Fused:
     selection: Selection
     repair: Repair | None = None
     better: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    _renewed: dict[tuple[str, torch.dtype], torch.Tensor] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    @cached_property
+    def _derived(self) -> dict[str, Derived]:
+        return {name: d for d in self.anchor.graph.derived for name in d.tensors}
 
     def tensor(self, name: str, *, dtype: torch.dtype) -> torch.Tensor:
         """One tensor, stored as `dtype`, on the CPU.
@@ -40,6 +50,8 @@ class Fused:
         Raises:
             SolveFailed: It doesn't fit `dtype` (overflow).
         """
+        if name in self._derived:
+            return self._recomputed(name, dtype)
         if name in self.better:
             return stored(name, self.better[name], dtype)
         blocks = self._by_rows(name)
@@ -69,10 +81,32 @@ class Fused:
 
         None for tensors that have to be had as a whole.
         """
-        if name in self.better:
+        if name in self.better or name in self._derived:
             return None
         found = self._by_rows(name)
         return None if found is None else found.blocks(dtype)
+
+    def _recomputed(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """A tensor that is a function of a fused one: of that as it is stored.
+
+        Where the fused weight is one model's own, so is what belongs to it, converged or not.
+        """
+        derived = self._derived[name]
+        sources = self.selection.of(derived.source, self.sources)
+        own = self.whole.checkpoint.infos
+        keep = dtype == own[name].dtype
+        weight = self.tensor(derived.source, dtype=own[derived.source].dtype if keep else dtype)
+        if derived.source not in self.better:
+            if len(sources) == 1 and sources[0].weight == 1.0:
+                return average(name, self.anchor, sources, dtype=dtype)
+            before = stored(derived.source, self.whole.stored(derived.source), weight.dtype)
+            if torch.equal(weight, before):
+                return average(name, self.whole, (), dtype=dtype)
+        if (name, dtype) not in self._renewed:
+            parts = {part: self.whole.read(n) for part, n in derived.parts.items()}
+            for n, tensor in renewed(derived, weight, parts).items():
+                self._renewed[n, dtype] = stored(n, tensor, dtype)
+        return self._renewed.pop((name, dtype))
 
     def _by_rows(self, name: str) -> RowAverage | None:
         sources = self.selection.of(name, self.sources)

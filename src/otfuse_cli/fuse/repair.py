@@ -60,6 +60,7 @@ def plan_repair(graph: LayerGraph) -> Repair:
     means: dict[str, str] = {}
     warnings: list[str] = []
     left: list[str] = []
+    normalised = {d.source for d in graph.derived}
     for at, op in enumerate(graph.ops):
         after = graph.ops[at + 1] if at + 1 < len(graph.ops) else None
         normed = after is not None and after.kind is OpKind.NORM and after.reads == (op.writes,)
@@ -77,7 +78,7 @@ def plan_repair(graph: LayerGraph) -> Repair:
                     means[op.tensors["running_mean"]] = feed[0]
         elif op.kind in (OpKind.LINEAR, OpKind.CONV) and not normed:
             found = _matrix(graph, op)
-            if found is None or graph.tensors[found[0]].aliases:
+            if found is None or graph.tensors[found[0]].aliases or found[0] in normalised:
                 continue
             if _is_output(graph, op.writes):
                 outputs.add(found[0])

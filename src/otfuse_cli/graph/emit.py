@@ -10,6 +10,7 @@ from .atoms import Atom, Form, Times, head
 from .axes import Axis, Cat, Fixed, Prod, Unit, axis_units, concat, product
 from .call import Label, Labels, OpRecord, Origin, Value
 from .deferred import instances, is_settled
+from .derived import marked, power_vectors
 from .handwritten import fold_rms
 from .indexed import find_families, is_unit
 from .model import GraphTensor, LayerGraph, Op, Role, Space, Tap, TensorAxis
@@ -46,7 +47,7 @@ def emit(
     members = find_families(_contexts(found))
     tensors = _tensors(found, roles, names, rename)
     spaces = _spaces(found, names, members)
-    return LayerGraph(
+    graph = LayerGraph(
         tensors=tensors,
         spaces=spaces,
         ops=tuple(_op(record, names, rename) for record in fold_rms(found.log.ops)),
@@ -55,6 +56,7 @@ def emit(
         source=source,
         warnings=tuple(dict.fromkeys(found.warnings)),
     )
+    return marked(graph)
 
 
 def label_values(
@@ -135,7 +137,18 @@ def _roles(found: Propagation) -> dict[Origin, set[Role]]:
     for event in found.log.roles:
         roles.setdefault(event.origin, set()).add(event.role)
     readers = {name for (name, _), seen in roles.items() if Role.CONSUME in seen}
-    waiting = list(found.log.weight_products)
+    # What a norm is computed with makes no units of the weight that it reads.
+    powers = power_vectors(found.shapes)
+    vectors = {name for d in powers for name in d.tensors}
+    normed = [{d.source, *d.tensors} for d in powers]
+    waiting = []
+    for left, right, step in found.log.weight_products:
+        names = {name for name, _ in left | right}
+        if not any(names <= one for one in normed):
+            waiting.append((left, right, step))
+        for origin in left | right:
+            if origin[0] in vectors:
+                roles.setdefault(origin, set()).add(Role.VECTOR)
     while waiting:
         # of two tensors multiplied together, the one that reads data makes the shared units
         ready = [

@@ -21,6 +21,7 @@ class Role(StrEnum):
     VECTOR = "vector"  # one number per unit, added: bias, running mean, embeddings
     SCALE = "scale"  # one number per unit, multiplied: norm gain, layer scale
     VARIANCE = "variance"  # running variance
+    DERIVED = "derived"  # a function of weights: moved, but neither matched nor averaged
     FIXED = "fixed"
 
 
@@ -111,6 +112,28 @@ class Op:
 
 
 @dataclass(frozen=True)
+class Derived:
+    """Tensors that are a function of another one.
+
+    Attributes:
+        kind: Which function (see `graph.derived`).
+        source: The tensor that it is a function of.
+        parts: Part to tensor name.
+        dim: The axis of the source that counts as its rows.
+    """
+
+    kind: str
+    source: str
+    parts: Mapping[str, str]
+    dim: int = 0
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of what is computed."""
+        return tuple(self.parts.values())
+
+
+@dataclass(frozen=True)
 class Tap:
     """Where a forward hook sees the units of a space: module path, axis, expression there."""
 
@@ -134,6 +157,7 @@ class LayerGraph:
         warnings: What the reader of a report must know.
         assumes: What the network is taken to compute, where only names and shapes, or a spec, say
             so; None where the network was traced.
+        derived: Tensors that are computed anew for a fused model.
     """
 
     tensors: Mapping[str, GraphTensor]
@@ -144,6 +168,7 @@ class LayerGraph:
     source: str = ""
     warnings: tuple[str, ...] = ()
     assumes: str | None = None
+    derived: tuple[Derived, ...] = ()
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -215,6 +240,7 @@ def first_difference(source: LayerGraph, anchor: LayerGraph) -> str | None:
 __all__ = [
     "Axis",
     "Cat",
+    "Derived",
     "Fixed",
     "GraphTensor",
     "LayerGraph",

@@ -14,6 +14,7 @@ from functools import cache, cached_property
 from importlib import resources
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from ..errors import IncompatibleModels, UnreadableInput
 from .adapters import refuse_adapter
@@ -21,6 +22,7 @@ from .bind import bind, first_unproven
 from .chain import GIVE_THE_NETWORK
 from .chain_evidence import against_chain
 from .covers import Shapes
+from .derived import plain
 from .evidence import against_family, against_model
 from .given import Config
 from .model import LayerGraph, OpKind
@@ -72,6 +74,9 @@ def layer_graph(
         IncompatibleModels: Nothing fits, or several things do.
         UnreadableInput: A spec file that is missing or not YAML.
     """
+    graph = _seen_plainly(arch, shapes, aliases=aliases, config=config, label=label)
+    if graph is not None:
+        return graph
     known = families()
     it = _Evidence(shapes, aliases or {}, config, label)
     if arch in ("auto", "mlp") or arch in known:
@@ -91,6 +96,23 @@ def layer_graph(
             "not a spec", where=f"--arch {arch}", why="a spec ends in .yaml", fix=_ways(known)
         )
     raise IncompatibleModels("unknown architecture", where=f"--arch {arch}", fix=_ways(known))
+
+
+def _seen_plainly(arch: str, shapes: Shapes, **options: Any) -> LayerGraph | None:
+    """The graph with the vectors of spectral normalisation left out and put back; None: no such.
+
+    A spec may call a parametrised weight by the name of its layer or by its own.
+    """
+    seen = plain(shapes)
+    if not seen.hidden:
+        return None
+    try:
+        return seen.restored(layer_graph(arch, seen.shapes, **options))
+    except IncompatibleModels:
+        if not seen.names or not arch.endswith((".yaml", ".yml")):
+            raise
+        seen = plain(shapes, rename=False)
+        return seen.restored(layer_graph(arch, seen.shapes, **options))
 
 
 @dataclass(frozen=True)

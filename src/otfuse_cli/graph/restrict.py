@@ -22,7 +22,9 @@ def restrict(graph: LayerGraph, names: set[str]) -> LayerGraph:
         id: space if space.pinned is not None or _whole(graph, left, id) else _pinned(space)
         for id, space in graph.spaces.items()
     }
-    return replace(left, spaces=spaces, ops=tuple(_without(op, names) for op in graph.ops))
+    ops = tuple(_without(op, names) for op in graph.ops)
+    derived = tuple(d for d in graph.derived if {d.source, *d.tensors} <= names)
+    return replace(left, spaces=spaces, ops=ops, derived=derived)
 
 
 def cut(graph: LayerGraph, rows: Mapping[str, int]) -> LayerGraph:

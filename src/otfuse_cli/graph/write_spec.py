@@ -14,6 +14,7 @@ from itertools import count
 from ..errors import IncompatibleModels
 from .axes import Axis, Unit, axis_units, rename_units
 from .bind import bind
+from .derived import without_vectors
 from .model import LayerGraph, OpKind, Role
 from .sizes import fit_axis
 from .spec import PINNED, parse_specs
@@ -29,6 +30,7 @@ def write_spec(graph: LayerGraph) -> str:
     `parse_specs` and `bind` on the same shapes and aliases give the same axes, roles, families and
     pinned axes; names of spaces are shorter, and fewer kinds of map may be promised.
     """
+    graph = without_vectors(graph)
     named = _renamed(graph)
     lines = spec_lines(named)
     relu = _text(named, lines, "relu")

@@ -51,6 +51,8 @@ def mlp_network(graph: LayerGraph, shapes: Shapes) -> Network | None:
     Returns:
         None where the graph holds anything else, or doesn't say what it holds.
     """
+    if graph.derived:
+        return None  # weights that are computed
     layers: list[tuple[str, nn.Linear]] = []
     relu_after: list[bool] = []
     before: Axis | None = None
