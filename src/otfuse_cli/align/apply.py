@@ -147,8 +147,13 @@ class _Mover:
         self, tensor: torch.Tensor, dims: list[_Dim], anchor: torch.Tensor | None
     ) -> torch.Tensor:
         """Take axes apart until each dimension is one space or fixed, move those, put together."""
+        indices = {
+            self.graph.spaces[u].per for d in dims for u in axis_units(d.expr) if u in d.families
+        }
         for at, dim in enumerate(dims):
-            if not any(map(dim.moves, axis_units(dim.expr))):
+            units = set(axis_units(dim.expr))
+            # the index of a family is told apart even where it stays in place
+            if not any(map(dim.moves, units)) and indices.isdisjoint(units):
                 continue
             match dim.expr:
                 case Prod(factors):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..graph.axes import axis_units
+from ..graph.axes import Axis
 from ..graph.model import LayerGraph, OpKind, Role
 from ..transport.cost import unit_rows
 from .alignment import Alignment
@@ -21,6 +21,10 @@ from .unfold import unfold
 
 # torch.nn's default; a checkpoint doesn't hold it, and only the direction of a row depends on it.
 _BATCH_NORM_EPS = 1e-5
+
+
+# Roles of the tensors that units are compared by, the most telling first.
+_MAKERS = (Role.PRODUCE, Role.VECTOR, Role.SCALE, Role.CONSUME)
 
 
 @dataclass(frozen=True)
@@ -43,39 +47,51 @@ class Producer:
 
 
 def producers(graph: LayerGraph, space: str) -> tuple[Producer, ...]:
-    """Producers of a space in checkpoint order; tensors of role VECTOR where there is no other."""
-    found = []
-    for name, dim in graph.members[space]:
-        if Role.PRODUCE in graph.tensors[name].axes[dim].roles:
-            found.append(_producer(graph, name, dim))
-    if not found:
-        for name, dim in graph.members[space]:
-            if Role.VECTOR in graph.tensors[name].axes[dim].roles:
-                found.append(Producer(name.rpartition(".")[0] or name, name, dim))
-    return tuple(found)
+    """Tensors that say what the units of a space are, in checkpoint order; never none.
+
+    Those that make them; where there are none, those with a number for each unit; else those that
+    scale them (a convolution's weight that is modulated before it is used), else what reads them.
+    """
+    for role in _MAKERS:
+        with_role = [
+            (name, dim)
+            for name, dim in graph.members[space]
+            if role in graph.tensors[name].axes[dim].roles
+        ]
+        if with_role and role is Role.PRODUCE:
+            return tuple(_producer(graph, name, dim) for name, dim in with_role)
+        if with_role:
+            return tuple(Producer(_layer(name), name, dim) for name, dim in with_role)
+    return tuple(Producer(_layer(name), name, dim) for name, dim in graph.members[space])
+
+
+def _layer(tensor: str) -> str:
+    return tensor.rpartition(".")[0] or tensor
 
 
 def _producer(graph: LayerGraph, weight: str, dim: int) -> Producer:
     for position, op in enumerate(graph.ops):
         if op.kind is OpKind.NORM or weight not in op.tensors.values():
             continue
+        rows = graph.tensors[weight].axes[dim].expr
+
+        def along(part: str | None, rows: Axis = rows) -> bool:
+            """Whether a tensor has an entry for each row; a group's rows may have one for all."""
+            return part is not None and rows in [a.expr for a in graph.tensors[part].axes]
+
         bias = op.tensors.get("bias")
-        if (
-            bias is not None
-            and graph.tensors[bias].axes[0].expr != graph.tensors[weight].axes[dim].expr
-        ):
-            bias = None
-        norm = None
         after = graph.ops[position + 1] if position + 1 < len(graph.ops) else None
-        if (
+        normed = (
             after
             and after.kind is OpKind.NORM
             and after.detail == "batch"
             and after.reads == (op.writes,)
-        ):
-            norm = after.tensors
+            and along(after.tensors.get("running_mean"))
+        )
+        norm = after.tensors if after and normed else None
+        bias = bias if along(bias) else None
         return Producer(op.name, weight, dim, bias, norm)
-    return Producer(weight.rpartition(".")[0] or weight, weight, dim)
+    return Producer(_layer(weight), weight, dim)
 
 
 def raw_rows(
@@ -96,12 +112,13 @@ def raw_rows(
     # Hard maps only move numbers: they need not be widened before they are in their place.
     late = producer.norm is None and not pool and (alignment is None or alignment.hard)
     weight = (model.stored if late else model.read)(producer.weight)
-    columns = [] if producer.bias is None else [model.read(producer.bias)]
+    columns = [] if producer.bias is None else [(producer.bias, model.read(producer.bias))]
     if producer.norm is not None:
         gain, shift = _batch_norm(model, producer.norm)
         shape = [-1 if d == producer.dim else 1 for d in range(weight.dim())]
         weight = weight * gain.view(shape)
-        columns = [gain * c + shift for c in columns] or [shift]
+        bias = columns[0][1] if columns else 0.0
+        columns = [(producer.norm["running_mean"], gain * bias + shift)]
     sizes = graph.sizes
     if alignment is not None:
         weight = transport(weight, producer.weight, graph, alignment, without=space)
@@ -111,19 +128,13 @@ def raw_rows(
     found = unfold(weight, exprs, producer.dim, space, sizes, index=index, pool=pool)
     del weight
     found = [model.widened(rows) for rows in found] if late else found
-    for column in columns:
-        if alignment is not None and len(set(axis_units(exprs[producer.dim]))) > 1:
-            column = _move_column(column, producer, graph, alignment, space)
-        found += unfold(column, [exprs[producer.dim]], 0, space, sizes, index=index, pool=pool)
+    for name, column in columns:
+        axes = [axis.expr for axis in graph.tensors[name].axes]
+        if alignment is not None:
+            column = transport(column, name, graph, alignment, without=space)
+        along = axes.index(exprs[producer.dim])
+        found += unfold(column, axes, along, space, sizes, index=index, pool=pool)
     return found[0] if len(found) == 1 else torch.cat(found, -1)
-
-
-def _move_column(
-    column: torch.Tensor, producer: Producer, graph: LayerGraph, alignment: Alignment, space: str
-) -> torch.Tensor:
-    """A bias along a structured axis (`head * dim`) moves like the rows of its weight."""
-    assert producer.bias is not None
-    return transport(column, producer.bias, graph, alignment, without=space)
 
 
 def _batch_norm(model: Model, norm: Mapping[str, str]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -17,9 +17,10 @@ from ..errors import NETWORKS, GateFailed, SolveFailed
 from ..fuse.average import Aligned
 from ..fuse.fused import Fused
 from ..graph.model import LayerGraph
-from ..network.acid import FLOAT32, function_change, outputs_of
+from ..network.acid import Change, function_change, outputs_of, rounding
 from ..network.architecture import Architecture, module_state, real_network
 from ..network.factory import Network
+from ..network.precision import FLOAT32
 from ..network.relabel import draw_maps, relabel_state
 from ..report import Checks
 from .parents import Parents
@@ -114,8 +115,8 @@ def check_function(parents: Parents, aligned: Sequence[Aligned], *, seed: int = 
     return Checks("kept", worst), ()
 
 
-def reordered_change(known: Architecture, model: Model) -> tuple[float | None, tuple[str, ...]]:
-    """Relative change of a model's outputs with its units in another order.
+def reordered_change(known: Architecture, model: Model) -> tuple[Change | None, tuple[str, ...]]:
+    """Change of a model's outputs with its units in another order.
 
     Returns:
         None, and why, where that can't be run.
@@ -205,15 +206,12 @@ def _checked_source(
     before = module_state(own, theirs.names, model.stored)
     after = module_state(network, anchor.names, partial(_aligned, source))
     change = _change(own, model.graph, before, after, _indices(source), network)
-    if own is network:
-        return _required(change, model, "an aligned source")
-    return _required(
-        change, model, "an aligned source", f"or {theirs.graph.source} is another network"
-    )
+    other = () if own is network else (f"or {theirs.graph.source} is another network",)
+    return _required(change, model, "an aligned source", *other)
 
 
-def _reordered(network: Network, known: Architecture, model: Model, seed: int) -> float:
-    """Relative change of a model's outputs with its units in a random order."""
+def _reordered(network: Network, known: Architecture, model: Model, seed: int) -> Change:
+    """Change of a model's outputs with its units in a random order."""
     graph = model.graph
     stored = {name: model.stored(name) for name in model.checkpoint.infos}
     maps = draw_maps(graph, torch.Generator().manual_seed(seed))
@@ -222,12 +220,12 @@ def _reordered(network: Network, known: Architecture, model: Model, seed: int) -
     return _change(network, graph, before, after, maps)
 
 
-def _required(change: float, model: Model, what: str, *more: str) -> float:
-    if change <= FLOAT32:
-        return change
+def _required(change: Change, model: Model, what: str, *more: str) -> float:
+    if change.error <= change.allowed:
+        return change.error
     raise SolveFailed(
         f"{what} computes something else",
-        where=f"{model.checkpoint.label}: outputs differ by {change:.2g} (relative)",
+        where=f"{model.checkpoint.label}: outputs differ by {change.error:.2g} (relative)",
         why=", ".join((f"{model.graph.source} calls units interchangeable that are not", *more)),
         fix="find the claim with otfuse check, or correct the spec",
     )
@@ -255,14 +253,13 @@ def _change(
     after: Mapping[str, torch.Tensor],
     maps: Mapping[str, torch.Tensor],
     other: Network | None = None,
-) -> float:
+) -> Change:
     """In float64, where the network can; in float32 where its kernels can't."""
+    called = network.module, network.args, network.kwargs
     for dtype in (torch.float64, torch.float32):
         try:
-            return function_change(
-                network.module,
-                network.args,
-                network.kwargs,
+            change = function_change(
+                *called,
                 before,
                 after,
                 dtype=dtype,
@@ -270,6 +267,9 @@ def _change(
                 maps=maps,
                 other=None if other is None else other.module,
             )
+            # Some networks compute in half precision, whatever they are given.
+            rough = change > FLOAT32 and rounding(*called, before, dtype=dtype)
+            return Change(change, rough or FLOAT32)
         except RuntimeError:
             if dtype is torch.float32:
                 raise

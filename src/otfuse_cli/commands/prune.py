@@ -17,7 +17,6 @@ from ..checkpoint.publication import Publication
 from ..errors import SolveFailed, UsageError
 from ..graph.model import LayerGraph
 from ..graph.sizes import resize
-from ..network.acid import FLOAT32
 from ..network.architecture import Architecture, architecture
 from ..network.factory import factory_arguments
 from ..prune.advice import Advice, advice
@@ -202,14 +201,14 @@ def _check(work: _Pruned) -> tuple[Checks, tuple[str, ...]]:
         change = masked_change(work.known, work.model, kept)
     if change is None:
         return verdict, fitted
-    if not change <= FLOAT32:
+    if not change.error <= change.allowed:
         raise SolveFailed(
             "the compact network computes something else than the masked one",
-            where=f"{work.model.checkpoint.label}: outputs differ by {change:.2g} (relative)",
+            where=f"{work.model.checkpoint.label}: outputs differ by {change.error:.2g} (relative)",
             why=f"{work.model.graph.source} says units go together that do not",
             fix="find the claim with otfuse check, or correct the spec",
         )
-    return replace(verdict, function=verdict.function or "kept", max_error=change), fitted
+    return replace(verdict, function=verdict.function or "kept", max_error=change.error), fitted
 
 
 def _write(

@@ -25,10 +25,11 @@ from ..fuse.repair import Repair
 from ..graph.blocks import Block
 from ..graph.model import LayerGraph
 from ..graph.streams import Stream, normed_stream
-from ..network.acid import FLOAT32, function_change
+from ..network.acid import function_change
 from ..network.arch_value import Arch
 from ..network.architecture import module_state, require_network
 from ..network.factory import Network
+from ..network.precision import FLOAT32
 from ..report import Checks, SpaceRecord
 from ..runtime import Runtime
 from .parents import Parents, shapes_of

@@ -204,7 +204,10 @@ def _norms(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
 
 
 def _matrix(graph: LayerGraph, op: Op | None) -> tuple[str, int] | None:
-    """The weight of a layer and the axis that makes its units."""
+    """The weight of a layer and the axis that makes its units, a row for each.
+
+    None for a grouped transposed convolution: its groups are on the axis that it reads.
+    """
     if op is None or op.kind not in (OpKind.LINEAR, OpKind.CONV):
         return None
     for name in op.tensors.values():
@@ -212,7 +215,7 @@ def _matrix(graph: LayerGraph, op: Op | None) -> tuple[str, int] | None:
         if len(node.axes) > 1:
             for dim, axis in enumerate(node.axes):
                 if Role.PRODUCE in axis.roles:
-                    return name, dim
+                    return (name, dim) if axis.expr == op.writes else None
     return None
 
 

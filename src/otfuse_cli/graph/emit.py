@@ -9,17 +9,17 @@ from . import atoms
 from .atoms import Atom, Form, Times, head
 from .axes import Axis, Cat, Fixed, Prod, Unit, axis_units, concat, product
 from .call import Label, Labels, OpRecord, Origin, Value
-from .deferred import instances, is_settled
-from .derived import marked, power_vectors
+from .deferred import is_settled
+from .derived import marked
 from .handwritten import fold_rms
 from .indexed import find_families, is_unit
 from .model import GraphTensor, LayerGraph, Op, Role, Space, Tap, TensorAxis
 from .propagate import Propagation
+from .roles import settled_roles
 from .rules.convolution import KERNEL
 
 # axes that are fixed by what they are; any other pinned axis is a space with a reason
 STRUCTURAL = frozenset({KERNEL, "gates", "layers", "positions"})
-UNUSED = "unused"
 
 
 @dataclass
@@ -41,8 +41,7 @@ def emit(
 ) -> LayerGraph:
     """Name what was found. `taps` are the labels of module outputs, by module path."""
     rename = dict(name_map or {})
-    roles = _roles(found)
-    _pin_unused(found, roles)
+    roles = settled_roles(found)
     names = _name_spaces(found, rename)
     members = find_families(_contexts(found))
     tensors = _tensors(found, roles, names, rename)
@@ -66,7 +65,7 @@ def label_values(
 
     None stands for an axis whose structure nothing has decided.
     """
-    _pin_unused(found, _roles(found))
+    settled_roles(found)
     names = _name_spaces(found, dict(name_map or {}))
     axes = {
         node.name: tuple(_axis(x, names) if is_settled(x.form) else None for x in value.labels)
@@ -132,64 +131,6 @@ def _run(label: Label) -> tuple[Atom, ...]:
     return tuple(leaf for leaf in run if leaf.size > 1) or run[:1]
 
 
-def _roles(found: Propagation) -> dict[Origin, set[Role]]:
-    roles: dict[Origin, set[Role]] = {}
-    for event in found.log.roles:
-        roles.setdefault(event.origin, set()).add(event.role)
-    readers = {name for (name, _), seen in roles.items() if Role.CONSUME in seen}
-    # What a norm is computed with makes no units of the weight that it reads.
-    powers = power_vectors(found.shapes)
-    vectors = {name for d in powers for name in d.tensors}
-    normed = [{d.source, *d.tensors} for d in powers]
-    waiting = []
-    for left, right, step in found.log.weight_products:
-        names = {name for name, _ in left | right}
-        if not any(names <= one for one in normed):
-            waiting.append((left, right, step))
-        for origin in left | right:
-            if origin[0] in vectors:
-                roles.setdefault(origin, set()).add(Role.VECTOR)
-    while waiting:
-        # of two tensors multiplied together, the one that reads data makes the shared units
-        ready = [
-            (left, right, step) for left, right, step in waiting if _reads(left | right, readers)
-        ]
-        for left, right, _ in ready or waiting[:1]:
-            maker, reader = (left, right) if _reads(left, readers) else (right, left)
-            for origin in maker:
-                roles.setdefault(origin, set()).add(Role.PRODUCE)
-            for origin in reader:
-                roles.setdefault(origin, set()).add(Role.CONSUME)
-            readers |= {name for name, _ in reader}
-        done = ready or waiting[:1]
-        waiting = [item for item in waiting if item not in done]
-    return roles
-
-
-def _reads(origins: Iterable[Origin], readers: set[str]) -> bool:
-    return any(name in readers for name, _ in origins)
-
-
-def _pin_unused(found: Propagation, roles: Mapping[Origin, set[Role]]) -> None:
-    used = {name for name, _ in roles}
-    for name, labels in found.state.items():
-        if name not in used:
-            for label in labels:
-                atoms.pin(label.form, UNUSED)
-    seen = {
-        leaf
-        for labels in found.log.live
-        for axes in instances([label.form for label in labels])
-        for form in axes
-        for leaf in atoms.leaves(form)
-    }
-    for labels in found.state.values():
-        for label in labels:
-            for leaf in atoms.leaves(label.form):
-                if leaf not in seen:  # the end of a table that is longer than any input
-                    leaf.reason = leaf.reason or UNUSED
-
-
 def _name_spaces(found: Propagation, rename: Mapping[str, str]) -> Names:
     names = Names()
     for tensor, labels in found.state.items():
@@ -253,7 +194,8 @@ def _final_roles(expr: Axis, seen: set[Role], names: Names) -> frozenset[Role]:
     units = set(axis_units(expr))
     moving = seen - {Role.FIXED}
     if not units or (not moving and units <= names.reasons.keys()):
-        return frozenset({Role.FIXED})
+        # what a tensor holds matters where its units stay, too: a variance is never negative
+        return frozenset({Role.FIXED} | (seen & {Role.VARIANCE}))
     return frozenset(moving or {Role.VECTOR})
 
 

@@ -12,19 +12,23 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 import torch
 from torch import nn
 
+from .attributes import unchanged
+
 # they log what the error that follows says better
 LOUD = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor", "torch.export")
 
 
 @contextmanager
 def eval_mode(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and the modes that were set before."""
+    """Evaluation mode without what was cached in it; afterwards the modes and caches of before."""
     training = {m: m.training for m in module.modules()}
     # An exported program has one mode, and refuses to be asked for another.
     with suppress(NotImplementedError):
+        module.train()  # modules that cache what they derive in evaluation drop it here
         module.eval()
     try:
-        yield
+        with unchanged(module):
+            yield
     finally:
         for m, mode in training.items():
             m.training = mode

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from operator import getitem
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,12 @@ from torch import nn
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from ..errors import IncompatibleModels
 from .emit import emit
 from .manners import eval_mode, no_fast_path, own_output, quiet
 from .model import LayerGraph
 from .nodes import operator_name
+from .packed import packed_sequences
 from .propagate import propagate
 from .rules import RULES
 from .taps import ModuleOutputs, find_taps, watch_outputs
@@ -29,6 +32,20 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 LOGITS = "logits"
+
+
+@dataclass(frozen=True)
+class Way:
+    """How `torch.export` is asked: with gradients on, by its compiler, with modules watched."""
+
+    gradients: bool
+    strict: bool
+    watched: bool
+
+
+# Some operations are exported without gradients only (attention on a CPU), others where no hooks
+# are called inside of them (branches with layers), or by the compiler alone.
+WAYS = (Way(True, False, True), Way(False, False, False), Way(False, True, False))
 
 
 def trace(
@@ -56,7 +73,7 @@ def trace(
     Raises:
         IncompatibleModels: `torch.export` can't follow the module; says where and what to do.
     """
-    program, seen = export(module, args, kwargs)
+    program, seen = export(module, args, kwargs, padded=True)
     return graph_from_program(
         program, source=source, free_outputs=free_outputs, name_map=name_map, module_outputs=seen
     )
@@ -86,35 +103,63 @@ def graph_from_program(
 
 
 def export(
-    module: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    module: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    padded: bool = False,
 ) -> tuple[ExportedProgram, ModuleOutputs]:
     """Export `module` in eval mode; also what every submodule returned, by path.
 
+    Args:
+        module: Left as it is.
+        args: Example inputs.
+        kwargs: Example keyword inputs.
+        padded: Take packed sequences for padded ones: good for a layer graph, not to be run.
+
     Raises:
-        IncompatibleModels: It can't be exported.
+        IncompatibleModels: It can't be exported in any of the ways that torch knows.
     """
     refuse_scripted(module)
-    device = next((t.device for t in module.state_dict().values()), torch.device("cpu"))
-    args, given = pytree.tree_map_only(
-        torch.Tensor, lambda t: t.to(device), (tuple(args), dict(kwargs or {}))
+    reasons: list[Exception] = []
+    for way in WAYS:
+        try:
+            moved, given = _on_device_of(module, (tuple(args), dict(kwargs or {})))
+            with torch.set_grad_enabled(way.gradients), packed_sequences(padded=padded):
+                return _export(module, moved, without_cache(module, given), way)
+        except IncompatibleModels:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever torch or the user's forward raises
+            reasons.append(error)
+    raise explain(reasons[0], module, reasons[1:]) from reasons[0]
+
+
+def _on_device_of(
+    module: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs where the module's tensors are; on the meta device only if all of them are there."""
+    devices = [t.device for t in module.state_dict().values()]
+    real = [device for device in devices if device.type != "meta"]
+    device = next(iter(real or devices), torch.device("cpu"))
+    leaves = [t for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)]
+    if any(t.is_meta for t in leaves) and device.type != "meta":
+        raise ValueError("example inputs without values for a module that holds some")
+    moved: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(
+        torch.Tensor, lambda t: t.to(device), given
     )
-    given = without_cache(module, given)
-    try:
-        return _export(module, args, given)
-    except Exception as error:
-        raise explain(error, module) from error
+    return moved
 
 
 def _export(
-    module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]
+    module: nn.Module, args: tuple[Any, ...], given: dict[str, Any], way: Way
 ) -> tuple[ExportedProgram, ModuleOutputs]:
     with ExitStack() as stack:
         stack.enter_context(eval_mode(module))
         stack.enter_context(no_fast_path())
         stack.enter_context(quiet())
         stack.enter_context(own_output())
-        seen = stack.enter_context(watch_outputs(module))
-        return torch.export.export(module, args, given, strict=False), dict(seen)
+        seen = stack.enter_context(watch_outputs(module)) if way.watched else {}
+        return torch.export.export(module, args, given, strict=way.strict), dict(seen)
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -35,22 +36,35 @@ def refuse_scripted(module: nn.Module) -> None:
             )
 
 
-def explain(error: Exception, module: nn.Module) -> IncompatibleModels:
-    """The failure of an export, with the user's line, the cause and the way round."""
+def explain(
+    error: Exception, module: nn.Module, others: Sequence[Exception] = ()
+) -> IncompatibleModels:
+    """The failure of an export, with the user's line, the cause, torch's words, the way round.
+
+    `others`: how it failed in other ways.
+    """
     text = str(error)
     line = user_line(error)
     said = f"{type(error).__name__}: {text}"
-    unknown = (
-        _first_line(text) or type(error).__name__,
-        f"check that the module runs on its example inputs; or {WRAPPER}",
-    )
+    quoted = f"torch.export: {_quoted(error)}"
+    for other in others:
+        if _quoted(other) not in quoted:
+            quoted += f"; and tried otherwise: {_quoted(other)}"
     why, fix = next(
-        ((why, fix) for pattern, why, fix in CAUSES if re.search(pattern, said, re.IGNORECASE)),
-        unknown,
+        (
+            (f"{why} ({quoted})", fix)
+            for pattern, why, fix in CAUSES
+            if re.search(pattern, said, re.IGNORECASE)
+        ),
+        (quoted, f"check that the module runs on its example inputs; or {WRAPPER}"),
     )
     return IncompatibleModels(
         f"{type(module).__name__} can't be traced", where=line, why=why, fix=fix
     )
+
+
+def _quoted(error: Exception) -> str:
+    return _first_line(str(error)) or type(error).__name__
 
 
 CAUSES = (
@@ -104,4 +118,7 @@ def _within(file: Path, folder: Path) -> bool:
 
 
 def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+    """The first line, and the second where that one is what the first announces."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    announced = bool(lines) and lines[0].endswith(":")
+    return " ".join(lines[: 2 if announced else 1])

@@ -14,17 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..graph.manners import eval_mode, no_fast_path
 from ..graph.model import GraphTensor, LayerGraph, Role
 from ..graph.trace import pick_outputs, without_cache
+from .once import run_once
+from .precision import FLOAT32, MOVED, Precision, as_dtype
 from .relabel import Maps, axis_index, draw_maps, relabel_axes, relabel_state
-
-EXACT = 1e-10  # relative error allowed in float64
-FLOAT32 = 1e-4  # where the module computes in float32 whatever it is given
-MOVED = {EXACT: 1e-8, FLOAT32: 1e-5}  # a change that counts as one
 
 State = dict[str, Tensor]
 Run = Callable[[State], list[Tensor]]
@@ -175,7 +171,7 @@ def function_change(
     given = without_cache(module, dict(kwargs or {}))
     with eval_mode(module), eval_mode(last), no_fast_path(), torch.no_grad():
         old, new = (
-            _run(run, _cast((args, given, dict(state)), dtype))
+            _run(run, as_dtype((args, given, dict(state)), dtype))
             for run, state in ((module, before), (last, after))
         )
     if graph is not None and maps is not None:
@@ -192,7 +188,34 @@ def outputs_of(
     """What the network puts out with the tensors of `state`, computed in float32."""
     given = without_cache(module, dict(kwargs or {}))
     with eval_mode(module), no_fast_path(), torch.no_grad():
-        return _run(module, _cast((args, given, dict(state)), torch.float32))
+        return _run(module, as_dtype((args, given, dict(state)), torch.float32))
+
+
+@dataclass(frozen=True)
+class Change:
+    """How much outputs changed, relative to the largest, and how much rounding may change them."""
+
+    error: float
+    allowed: float
+
+
+def rounding(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    state: Mapping[str, Tensor],
+    *,
+    dtype: torch.dtype = torch.float64,
+) -> float:
+    """The relative error that the least precise type which the module computes in allows.
+
+    At least that of float32: what `function_change` is compared to.
+    """
+    given = without_cache(module, dict(kwargs or {}))
+    with eval_mode(module), no_fast_path(), torch.no_grad(), Precision(dtype) as precision:
+        _run(module, as_dtype((args, given, dict(state)), dtype))
+    allowed: float = precision.allowed
+    return max(allowed, FLOAT32)
 
 
 def redraw(state: Mapping[str, Tensor], graph: LayerGraph, generator: torch.Generator) -> State:
@@ -200,9 +223,12 @@ def redraw(state: Mapping[str, Tensor], graph: LayerGraph, generator: torch.Gene
     out: State = dict(state)
     for name, described in graph.tensors.items():
         old = state[name]
-        if not old.is_floating_point():
+        if not old.is_floating_point() and not old.is_complex():
             continue
-        new = _drawn(described, old.shape, generator).to(old.dtype)
+        new = _drawn(described, old.shape, generator)
+        if old.is_complex():
+            new = torch.complex(new, _drawn(described, old.shape, generator))
+        new = new.to(old.dtype)
         for own in (name, *described.aliases):
             if own in out:
                 out[own] = new
@@ -257,10 +283,9 @@ class _Bench(AbstractContextManager["_Bench"]):
 
     def _start(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        self.state = _cast(self._drawn, dtype)
-        watch = _Float32Watch()
+        self.state = as_dtype(self._drawn, dtype)
         try:
-            with watch:
+            with Precision(dtype) as precision:
                 self.expected = self.run(self.state)
         except RuntimeError:
             if dtype is torch.float32:
@@ -269,11 +294,10 @@ class _Bench(AbstractContextManager["_Bench"]):
             return
         if not all(bool(torch.isfinite(y).any()) for y in self.expected if y.numel()):
             raise ValueError("the network's outputs aren't finite on drawn weights")
-        exact = dtype is torch.float64 and not watch.seen
-        self.threshold = EXACT if exact else FLOAT32
+        self.threshold = precision.allowed
 
     def run(self, state: State) -> list[Tensor]:
-        args, kwargs = _cast((self._args, self._kwargs), self._dtype)
+        args, kwargs = as_dtype((self._args, self._kwargs), self._dtype)
         return _run(self._module, (args, kwargs, state))
 
     def change(self, outputs: list[Tensor], maps: Maps) -> float:
@@ -284,26 +308,9 @@ class _Bench(AbstractContextManager["_Bench"]):
         return worst
 
 
-class _Float32Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notices float32 results of operations on float64."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen = False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, Tensor) and out.dtype in (torch.float32, torch.bfloat16, torch.float16):
-            given = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, Tensor)]
-            self.seen |= any(a.dtype is torch.float64 for a in given)
-        return out
-
-
 def _run(module: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any], State]) -> list[Tensor]:
     args, kwargs, state = given
-    outputs = torch.func.functional_call(module, state, args, kwargs, tie_weights=False)
+    outputs = run_once(module, state, args, kwargs)
     return [y.detach().clone() for y in pick_outputs(outputs)]
 
 
@@ -323,10 +330,6 @@ def _difference(new: Tensor, old: Tensor) -> float:
     scale = b[torch.isfinite(b)].abs().max() if bool(torch.isfinite(b).any()) else torch.tensor(1.0)
     worst = float(gap.max() / scale.clamp_min(1e-30))
     return worst if worst == worst else inf
-
-
-def _cast(tree: Any, dtype: torch.dtype) -> Any:
-    return pytree.tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, tree)
 
 
 def _only(maps: Mapping[str, Any], spaces: Collection[str] | None) -> dict[str, Any]:

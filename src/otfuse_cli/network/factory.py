@@ -25,7 +25,9 @@ from torch import nn
 
 from ..errors import IncompatibleModels, UnreadableInput, UsageError
 from ..graph.covers import Shapes
+from ..graph.manners import eval_mode
 from .arch_value import Arch, Factory, arch_label, called_with, copied, takes_shapes
+from .meta import all_on_meta
 from .untie import output_splits, untie
 
 
@@ -136,6 +138,8 @@ def build(
             fix="return a torch.nn.Module, or a module and example inputs",
         )
     module.eval()
+    if device == "meta":
+        all_on_meta(module)
     if untied:
         untie(module)
     args, kwargs = _inputs(module, inputs, where, device)
@@ -316,7 +320,8 @@ def _guess(module: nn.Module, where: str, device: str) -> tuple[tuple[Any, ...],
     with torch.device(device), torch.no_grad():
         for args, kwargs in _candidates(module):
             try:
-                module(*args, **kwargs)
+                with eval_mode(module):
+                    module(*args, **kwargs)
             except Exception as error:  # noqa: BLE001 - whatever the user's forward raises
                 tried.append(str(error).strip().partition("\n")[0])
                 continue

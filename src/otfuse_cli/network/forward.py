@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ..errors import IncompatibleModels
 from ..graph.manners import eval_mode, no_fast_path
 from ..graph.trace import pick_outputs, without_cache
 from .factory import Network
 from .inputs import is_program, slots, static_batch
+from .once import run_once
 from .program import load_program
 from .samples import Samples
 
@@ -74,7 +74,7 @@ def logit_batches(
         args, kwargs = _call(network, given, device)
         with eval_mode(module), no_fast_path(), torch.inference_mode():
             try:
-                made = functional_call(module, tensors, args, kwargs, tie_weights=False)
+                made = run_once(module, tensors, args, kwargs)
             except Exception as error:
                 raise _failed(network, error) from error
         yield _rows(made, given.count, network)[: part.count].to("cpu", torch.float32)

@@ -6,14 +6,15 @@ import torch
 from torch import nn
 
 from ..align.models import Model
-from ..network.acid import function_change
+from ..network.acid import Change, function_change, rounding
 from ..network.architecture import Architecture, module_state, real_network
+from ..network.precision import FLOAT32
 from ..network.runnable import network_at
 from .compact import Kept, compact, expand
 
 
-def masked_change(known: Architecture, model: Model, kept: Kept) -> float | None:
-    """Largest relative difference of outputs between the masked and the compact network.
+def masked_change(known: Architecture, model: Model, kept: Kept) -> Change | None:
+    """Largest relative difference of outputs between masked and compact network, and the allowed.
 
     Units are dropped, not merged. None where nothing can be run: names and shapes only, or a
     module that does not take other widths.
@@ -35,15 +36,10 @@ def masked_change(known: Architecture, model: Model, kept: Kept) -> float | None
     before, left = (module_state(network, known.names, read) for read in (masked, small))
     for dtype in (torch.float64, torch.float32):
         try:
-            return function_change(
-                network.module,
-                network.args,
-                network.kwargs,
-                before,
-                left,
-                dtype=dtype,
-                other=reduced,
-            )
+            called = network.module, network.args, network.kwargs
+            change = function_change(*called, before, left, dtype=dtype, other=reduced)
+            rough = change > FLOAT32 and rounding(*called, before, dtype=dtype)
+            return Change(change, rough or FLOAT32)
         except (RuntimeError, ValueError):  # a shape that the module has fixed, or a kernel
             continue
     return None

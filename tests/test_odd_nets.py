@@ -1,0 +1,198 @@
+"""Networks out of the ordinary: a permuted twin is recovered, the function kept, `check` passes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import odd_nets
+import otfuse_cli
+from nets import randomise
+from otfuse_cli.commands import function
+from otfuse_cli.errors import IncompatibleModels, SolveFailed
+from otfuse_cli.graph.trace import trace
+from otfuse_cli.network.acid import acid_test, leave_one_out
+from otfuse_cli.network.factory import build
+from otfuse_cli.network.relabel import draw_maps, relabel_state
+
+# This many of each family are tried at every change, the others in the slow suite.
+QUICK = 1
+
+
+def members(*families: str) -> list[object]:
+    found: list[object] = []
+    for family in families or odd_nets.FAMILIES:
+        for at, factory in enumerate(odd_nets.FAMILIES[family]):
+            marks = [pytest.mark.slow] if at >= QUICK else []
+            name = factory.__name__
+            found.append(pytest.param(name, marks=marks, id=f"{family}-{name}"))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def made(name: str) -> tuple[nn.Module, tuple[object, ...], dict[str, object]]:
+    network = build(f"odd_nets:{name}", device="cpu")
+    return network.module, network.args, dict(network.kwargs)
+
+
+def twins(name: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A state of the network, and the same with its free units in another order."""
+    module, args, kwargs = made(name)
+    graph = trace(module, args, kwargs)
+    generator = torch.Generator().manual_seed(1)
+    original = {n: t.detach().clone() for n, t in module.state_dict().items()}
+    for names in ({t.name, *t.aliases} for t in graph.tensors.values()):
+        first = next(n for n in original if n in names)
+        original |= dict.fromkeys(names, original[first])
+    twin = relabel_state(original, graph, draw_maps(graph, generator))
+    moved = any(not torch.equal(twin[n], t) for n, t in original.items())
+    assert moved == any(s.size > 1 for s in graph.free())
+    return twin, original
+
+
+@pytest.mark.parametrize("name", members("grouped", "legacy", "axis", "made", "cached", "packed"))
+def test_a_permuted_twin_is_recovered_and_computes_the_same(name):
+    twin, original = twins(name)
+    fused, report = otfuse_cli.merge(twin, original, arch=f"odd_nets:{name}")
+    for tensor, value in fused.items():
+        assert torch.equal(value, original[tensor]), tensor
+    assert report.checks.function_preserved
+    assert all(space.ot_cost < 1e-6 for space in report.spaces)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"weights": (1, 0)}, {"paper": True, "residual": "shared"}])
+@pytest.mark.parametrize("name", members())
+def test_other_recipes_recover_the_twin_too(name, options):
+    if name == "in_complex":
+        pytest.skip("complex units are not matched")
+    twin, original = twins(name)
+    fused, _ = otfuse_cli.merge(twin, original, arch=f"odd_nets:{name}", **options)
+    for tensor, value in fused.items():
+        assert torch.equal(value, original[tensor]), tensor
+
+
+@pytest.mark.parametrize("name", members())
+def test_the_graph_stands_the_acid_test(name):
+    module, args, kwargs = made(name)
+    before = {n: (t.dtype, t.detach().clone()) for n, t in module.state_dict().items()}
+    graph = trace(module, args, kwargs)
+    result = acid_test(module, args, kwargs, graph, seed=0, draws=2)
+    assert result.passed, result
+    for tensor, value in module.state_dict().items():
+        assert (value.dtype, True) == (before[tensor][0], torch.equal(value, before[tensor][1]))
+    for cache in ("kept", "by_device", "steps"):
+        assert not getattr(module, cache, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("grouped", 1e-10),
+        ("in_complex", 1e-10),
+        ("half_buffer", 1e-10),
+        ("in_float32", 1e-4),
+        ("in_float16", 1e-2),
+        ("in_bfloat16", 5e-2),
+    ],
+)
+def test_outputs_are_compared_as_precisely_as_they_are_computed(name, allowed):
+    module, args, kwargs = made(name)
+    result = acid_test(module, args, kwargs, trace(module, args, kwargs), seed=0, draws=1)
+    assert result.threshold == allowed
+    assert result.max_error <= allowed
+
+
+@pytest.mark.parametrize("name", ["in_float32", "in_float16", "in_bfloat16"])
+def test_a_wrong_graph_shows_at_any_precision(name):
+    """A claim that is false moves the outputs by more than any of the allowances."""
+    module, args, kwargs = made(name)
+    graph = trace(module, args, kwargs)
+    assert leave_one_out(module, args, kwargs, graph, seed=0).undetected == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "kept"),
+    [
+        ("in_bfloat16", 0.04, True),
+        ("in_bfloat16", 0.06, False),
+        ("in_float16", 0.005, True),
+        ("in_float16", 0.02, False),
+        ("in_float32", 0.005, False),
+        ("twice_named", 0.005, False),
+    ],
+)
+def test_a_merge_allows_for_the_precision_of_the_network(name, change, kept, monkeypatch):
+    twin, original = twins(name)
+    monkeypatch.setattr(function, "function_change", lambda *_, **__: change)
+    if kept:
+        _, report = otfuse_cli.merge(twin, original, arch=f"odd_nets:{name}", matcher="sweep")
+        assert report.checks.max_error == change
+        return
+    with pytest.raises(SolveFailed, match="computes something else"):
+        otfuse_cli.merge(twin, original, arch=f"odd_nets:{name}", matcher="sweep")
+
+
+@pytest.mark.parametrize("name", ["axis_none", "axis_last", "axis_mean", "axis_transposed"])
+def test_an_axis_that_the_input_was_given_stays_in_place(name):
+    module, args, kwargs = made(name)
+    graph = trace(module, args, kwargs)
+    (read,) = (s for s in graph.spaces.values() if s.id == "first.weight:1")
+    assert read.pinned == "one position that no tensor makes"
+    assert all(graph.producers(s.id) for s in graph.free())
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors"),
+    [
+        ("axis_copies", ("first.weight",)),  # what reads them
+        ("axis_gain", ("w",)),
+        ("modulated", ("w",)),
+        ("modulated_upwards", ("w",)),
+        ("packed_last_state", ("words.weight",)),
+    ],
+)
+def test_units_are_compared_by_what_there_is(name, tensors):
+    twin, original = twins(name)
+    _, report = otfuse_cli.merge(twin, original, arch=f"odd_nets:{name}", matcher="sweep")
+    assert tensors in [space.tensors for space in report.spaces]
+
+
+@pytest.mark.parametrize(
+    "options", [{"samples": True}, {"samples": True, "align": "acts", "refit": False}, {}]
+)
+@pytest.mark.parametrize("name", ["grouped", pytest.param("transposed", marks=pytest.mark.slow)])
+def test_two_different_grouped_networks_fuse(name, options):
+    """Repair, refit and activations on a grouped convolution that a norm follows."""
+    states = []
+    for seed in (0, 1):
+        module, *_ = made(name)
+        states.append({n: t.clone() for n, t in randomise(module, seed).state_dict().items()})
+    given = {"samples": {"x": torch.randn(40, 3, 6, 6)}} if options.get("samples") else {}
+    fused, _ = otfuse_cli.merge(*states, arch=f"odd_nets:{name}", **{**options, **given})
+    assert all(torch.isfinite(t).all() for t in fused.values())
+    assert any(not torch.equal(fused[n], t) for n, t in states[1].items())
+
+
+def test_packed_sequences_are_not_exported_to_be_run():
+    states = [made("packed_gru")[0].state_dict() for _ in range(2)]
+    x = {"x": torch.randn(40, 5, 6), "lengths": torch.full((40,), 3)}
+    with pytest.raises(IncompatibleModels, match="packed sequences"):
+        otfuse_cli.merge(*states, arch="odd_nets:packed_gru", samples=x)
+
+
+def test_what_torch_says_is_quoted():
+    class Opaque(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            y = super().forward(input)
+            return y + len(y.tolist()[0]) * float(y.max())
+
+    with pytest.raises(IncompatibleModels) as caught:
+        trace(Opaque(3, 3), (torch.zeros(2, 3),))
+    assert "torch.export: " in (caught.value.why or "")
+    assert "Could not" in (caught.value.why or "")
