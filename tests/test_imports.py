@@ -35,7 +35,7 @@ LEVELS = [
     {"transport"},
     {"checkpoint"},
     {"stored"},
-    {"report", "errors", "runtime"},
+    {"report", "errors", "runtime", "values"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 FLOOR = LEVELS[-1]

@@ -1,7 +1,8 @@
 """Fuse trained neural-network checkpoints into one, by optimal transport.
 
 The verbs of the command line as functions. They take paths or state dicts (mappings of names to
-tensors) and the command line's options as keywords, print nothing, and raise `OtfuseError`.
+tensors; a module gives its own) and the command line's options as keywords, in the types that are
+natural in Python, print nothing, and raise `OtfuseError`.
 Nothing heavy is imported before the first call. `align(source, anchor)` matches two layers
 (`align.layers`).
 """
@@ -42,8 +43,9 @@ def merge(*checkpoints: Source, **options: Any) -> tuple[dict[str, torch.Tensor]
     """Fuse two or more models into the shape of the anchor (the last, unless `anchor` says).
 
     Args:
-        checkpoints: Paths or state dicts.
-        options: Fields of `MergeRequest`; with `output` the fused model is written too.
+        checkpoints: Paths or state dicts, or one sequence of them.
+        options: Fields of `MergeRequest`, for example `weights=[0.7, 0.3]`, `anchor=0` or
+            `arch={0: make_wide, 1: make_narrow}`; with `output` the fused model is written too.
 
     Returns:
         The fused state dict and the report.
@@ -51,10 +53,12 @@ def merge(*checkpoints: Source, **options: Any) -> tuple[dict[str, torch.Tensor]
     Raises:
         OtfuseError: With the exit code that the command would have.
     """
+    from .commands import keywords
     from .commands.merge import merge_tensors
     from .commands.requests import MergeRequest
 
-    return merge_tensors(MergeRequest(checkpoints=checkpoints, **options))
+    sources = keywords.checkpoints(checkpoints)
+    return merge_tensors(keywords.request(MergeRequest, checkpoints=sources, **options))
 
 
 def prune_fuse(
@@ -70,10 +74,12 @@ def prune_fuse(
     Raises:
         OtfuseError: With the exit code that the command would have.
     """
+    from .commands import keywords
     from .commands.prune_fuse import prune_fuse_tensors
     from .commands.requests import PruneFuseRequest
 
-    return prune_fuse_tensors(PruneFuseRequest(dense=dense, pruned=pruned, **options))
+    request = keywords.request(PruneFuseRequest, dense=dense, pruned=pruned, **options)
+    return prune_fuse_tensors(request)
 
 
 def prune(checkpoint: Source, **options: Any) -> tuple[dict[str, torch.Tensor], Report]:
@@ -90,10 +96,11 @@ def prune(checkpoint: Source, **options: Any) -> tuple[dict[str, torch.Tensor], 
     Raises:
         OtfuseError: With the exit code that the command would have.
     """
+    from .commands import keywords
     from .commands.prune import prune_tensors
     from .commands.requests import PruneRequest
 
-    return prune_tensors(PruneRequest(checkpoint=checkpoint, **options))
+    return prune_tensors(keywords.request(PruneRequest, checkpoint=checkpoint, **options))
 
 
 def inspect(*checkpoints: Source, **options: Any) -> Report:
@@ -106,28 +113,32 @@ def inspect(*checkpoints: Source, **options: Any) -> Report:
     Raises:
         OtfuseError: With the exit code that the command would have.
     """
+    from .commands import keywords
     from .commands.inspect import inspect as verb
     from .commands.requests import InspectRequest
 
-    return verb(InspectRequest(checkpoints=checkpoints, **options))
+    sources = keywords.checkpoints(checkpoints)
+    return verb(keywords.request(InspectRequest, checkpoints=sources, **options))
 
 
-def check(checkpoint: Source, arch: str, **options: Any) -> Report:
-    """Prove a layer graph on the network that `arch` names (its code is executed).
+def check(checkpoint: Source, arch: Any, **options: Any) -> Report:
+    """Prove a layer graph on the network that `arch` names, or is (its code is executed).
 
     Args:
         checkpoint: Path or state dict.
-        arch: `pkg.mod:factory`, `file.py:factory`, `graph.pt2`, `hf:DIR`, ...
+        arch: `pkg.mod:factory`, `file.py:factory`, `graph.pt2`, `hf:DIR`, ..., a function that
+            returns a module, or a module.
         options: Fields of `CheckRequest`, for example `spec="net.yaml"`.
 
     Raises:
         GateFailed: The graph is wrong; carries the report.
         OtfuseError: With the exit code that the command would have.
     """
+    from .commands import keywords
     from .commands.check import check as verb
     from .commands.requests import CheckRequest
 
-    return verb(CheckRequest(checkpoint=checkpoint, arch=arch, **options))
+    return verb(keywords.request(CheckRequest, checkpoint=checkpoint, arch=arch, **options))
 
 
 def evaluate(*checkpoints: Source, samples: Any, **options: Any) -> Report:
@@ -141,10 +152,13 @@ def evaluate(*checkpoints: Source, samples: Any, **options: Any) -> Report:
     Raises:
         OtfuseError: With the exit code that the command would have.
     """
+    from .commands import keywords
     from .commands.evaluate import evaluate as verb
     from .commands.requests import EvaluateRequest
 
-    return verb(EvaluateRequest(checkpoints=checkpoints, samples=samples, **options))
+    sources = keywords.checkpoints(checkpoints)
+    options |= {"checkpoints": sources, "samples": samples}
+    return verb(keywords.request(EvaluateRequest, **options))
 
 
 def curve(source: Source, anchor: Source, *, samples: Any, **options: Any) -> Report:
@@ -159,7 +173,9 @@ def curve(source: Source, anchor: Source, *, samples: Any, **options: Any) -> Re
     Raises:
         OtfuseError: With the exit code that the command would have.
     """
+    from .commands import keywords
     from .commands.curve import curve as verb
     from .commands.requests import CurveRequest
 
-    return verb(CurveRequest(checkpoints=(source, anchor), samples=samples, **options))
+    options |= {"checkpoints": (source, anchor), "samples": samples}
+    return verb(keywords.request(CurveRequest, **options))

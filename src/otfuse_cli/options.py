@@ -9,14 +9,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
 from .checkpoint.suffix import parse_size
 from .commands.keys import read_keys
+from .commands.option_text import parse_shape, parse_shares, parse_weights
 from .commands.weights import read_weights
-from .errors import UsageError
 from .option_table import OPTIONS, OWN
 
 # Options that may be repeated, as INDEX=VALUE (`commands.indexed_option`).
@@ -101,12 +100,6 @@ def build(request_type: Callable[..., Any], keywords: Mapping[str, Any]) -> Any:
         parse_size(values["shard_size"])
     if "layer" in values:
         values["layer"] = parse_shares(values["layer"] or ()) or None
-    limit = values.get("max_cost")
-    if limit is not None and not (isfinite(limit) and limit >= 0):
-        raise UsageError("a cost is finite and not negative", where=f"--max-cost {limit}")
-    limit = values.get("max_moved")
-    if limit is not None and not 0 <= limit <= 1:
-        raise UsageError("a fraction lies between 0 and 1", where=f"--max-moved {limit}")
     request = request_type(**{n: v for n, v in values.items() if v is not MISSING})
     if hasattr(request, "recipe"):
         request.recipe()  # refuses a bad choice before anything heavy is imported
@@ -120,61 +113,3 @@ def repeated(values: Mapping[str, Any]) -> dict[str, Any]:
         name: (texts[0] if len(texts) == 1 else texts) if texts else MISSING
         for name, texts in given.items()
     }
-
-
-def parse_weights(text: str) -> tuple[float, ...]:
-    """`0.7,0.3` as numbers.
-
-    Raises:
-        UsageError: A part isn't a number.
-    """
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError as error:
-        raise UsageError(
-            "weights must be numbers, separated by commas",
-            where=f"--weights {text}",
-            fix="one per checkpoint, for example --weights 0.7,0.3",
-        ) from error
-
-
-def parse_shape(text: str) -> tuple[int, ...]:
-    """`1,28,28` as numbers.
-
-    Raises:
-        UsageError: A part isn't a positive whole number.
-    """
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise UsageError(
-            "a shape is whole numbers, separated by commas",
-            where=f"--input-shape {text}",
-            fix="for example --input-shape 1,28,28",
-        )
-    return tuple(int(part) for part in parts)
-
-
-def parse_shares(texts: Sequence[str]) -> dict[str, float]:
-    """`fc1=0.9`, repeated, as numbers by name.
-
-    Raises:
-        UsageError: A part is missing, isn't a number, or a name comes twice.
-    """
-    shares: dict[str, float] = {}
-    for text in texts:
-        name, _, number = text.rpartition("=")
-        try:
-            share = float(number)
-        except ValueError:
-            share = nan
-        if not name or not isfinite(share):
-            raise UsageError(
-                "a layer and its share belong together",
-                where=f"--layer {text}",
-                fix="for example --layer fc1=0.9",
-            )
-        if shares.setdefault(name, share) != share:
-            raise UsageError(
-                "two amounts for the same layer", where=f"--layer {text}", fix="give one of them"
-            )
-    return shares

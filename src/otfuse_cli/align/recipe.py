@@ -25,6 +25,9 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "dtype": ("keep", "float32", "float64", "float16", "bfloat16"),
 }
 
+# Generators are seeded by multiples of it, in 64 bits.
+_SEEDS = 1 << 32
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -82,6 +85,7 @@ class Recipe:
             raise UsageError(
                 "effort must be a number of operations", where=f"--effort {self.effort}"
             )
+        require_seed(self.seed)
         if self.passes < 1:
             raise UsageError("there is at least one pass", where=f"--passes {self.passes}")
         if not 0 <= self.beta <= 1:
@@ -90,3 +94,15 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """The recipe as the report holds it."""
         return asdict(self)
+
+
+def require_seed(seed: int) -> None:
+    """Refuse a seed that not every generator takes.
+
+    Raises:
+        UsageError: It is negative, or has more than 32 bits.
+    """
+    if not 0 <= seed < _SEEDS:
+        raise UsageError(
+            "not a seed", where=f"--seed {seed}", fix=f"use a number from 0 to {_SEEDS - 1}"
+        )

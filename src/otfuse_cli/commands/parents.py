@@ -16,6 +16,7 @@ from ..checkpoint.config import read_config
 from ..checkpoint.open import Checkpoint, open_checkpoint
 from ..checkpoint.untied import Split, Untied
 from ..errors import IncompatibleModels, UsageError
+from ..graph.adapters import refuse_adapter
 from ..graph.agreement import agreed_sizes
 from ..graph.axes import axis_units
 from ..graph.model import LayerGraph
@@ -153,6 +154,7 @@ def find_architecture(
     except IncompatibleModels:
         if not (plain and arch == "auto"):
             raise
+        refuse_adapter(shapes_of(checkpoint), checkpoint.label)  # factors have no average
         return Architecture(plain_graph(shapes_of(checkpoint), checkpoint.aliases))
 
 

@@ -12,7 +12,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..align.recipe import CHOICES, Recipe
+from ..align.recipe import CHOICES, Recipe, require_seed
 from ..errors import UsageError
 from .keys import Key
 
@@ -103,6 +103,12 @@ class FusionOptions:
     max_memory: float | None = None
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        _require_inputs(self.num_samples, self.max_memory)
+        others = getattr(super(), "__post_init__", None)
+        if others is not None:
+            others()
+
     def recipe(self) -> Recipe:
         """Given options over those of `--paper` over the defaults.
 
@@ -135,9 +141,7 @@ class ImproveOptions(FusionOptions):
     calibrate: str | None = None
 
     def __post_init__(self) -> None:
-        others = getattr(super(), "__post_init__", None)
-        if others is not None:
-            others()
+        super().__post_init__()
         _require_ridge(self.ridge)
         for name in ("calibrate", "blend"):
             value = getattr(self, name)
@@ -255,6 +259,8 @@ class PruneRequest(OutputOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_seed(self.seed)
+        _require_inputs(self.num_samples, self.max_memory)
         _require_choice("criterion", self.criterion)
         _require_ridge(self.ridge)
 
@@ -281,6 +287,15 @@ class InspectRequest(FusionOptions):
     report: Path | None = None
     overwrite: bool = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        limit = self.max_cost
+        if limit is not None and not (isfinite(limit) and limit >= 0):
+            raise UsageError("a cost is finite and not negative", where=f"--max-cost {limit}")
+        limit = self.max_moved
+        if limit is not None and not 0 <= limit <= 1:
+            raise UsageError("a fraction lies between 0 and 1", where=f"--max-moved {limit}")
+
     @property
     def costs(self) -> bool:
         """Whether anything that was asked for needs OT costs: inputs serve nothing else."""
@@ -300,6 +315,9 @@ class CheckRequest:
     key: Key | None = None
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        require_seed(self.seed)
+
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureOptions:
@@ -315,6 +333,9 @@ class MeasureOptions:
             if value is not None and value < 1:
                 flag = f"--{name.replace('_', '-')}"
                 raise UsageError("at least one is needed", where=f"{flag} {value}")
+        others = getattr(super(), "__post_init__", None)
+        if others is not None:
+            others()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,6 +349,10 @@ class EvaluateRequest(MeasureOptions):
     key: Key | None = None
     device: str = "auto"
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_seed(self.seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,6 +376,13 @@ class CurveRequest(MeasureOptions, FusionOptions):
 @dataclass(frozen=True, kw_only=True)
 class DemoRequest(ImproveOptions, OutputOptions):
     """Fuse the bundled pair of digit classifiers and measure what comes out."""
+
+
+def _require_inputs(number: int | None, memory: float | None) -> None:
+    if number is not None and number < 1:
+        raise UsageError("at least one sample is needed", where=f"--num-samples {number}")
+    if memory is not None and not (isfinite(memory) and memory >= 0):
+        raise UsageError("memory is finite and not negative", where=f"--max-memory {memory}")
 
 
 def _require_ridge(ridge: float) -> None:

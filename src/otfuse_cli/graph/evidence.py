@@ -93,7 +93,9 @@ def _norms_out_of_place(graph: LayerGraph, shapes: Shapes) -> Iterator[str]:
         weight, bias = norm.tensors.get("weight"), norm.tensors.get("bias")
         # A part of the file that is sorted by name (bias before weight) tells nothing.
         if follows and weight and bias and place[weight] < place[bias]:
-            pairs.append((place[layer.tensors["weight"]], place[weight]))
+            # The weight goes by another part's name where it is computed (spectral norms).
+            made = next(n for part, n in layer.tensors.items() if part.startswith("weight"))
+            pairs.append((place[made], place[weight]))
     pairs.sort()
     for at, behind in pairs:
         if behind < at:

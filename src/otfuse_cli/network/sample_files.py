@@ -111,8 +111,23 @@ def _entries(made: Any, label: str) -> dict[str, Tensor]:
 def _tensor(name: str, value: Any, label: str) -> Tensor:
     """As a tensor that shares the array's memory where it can."""
     if isinstance(value, Tensor):
+        if value.layout is not torch.strided:
+            raise UnreadableInput(
+                "samples that are no array",
+                where=f"{label}, array {name}",
+                why=f"a tensor of layout {value.layout}",
+                fix="make it dense: x.to_dense()",
+            )
         return value.detach()
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UnreadableInput(
+            "samples that are no array",
+            where=f"{label}, array {name}",
+            why=str(error).strip().partition("\n")[0],
+            fix="bring all samples into one shape",
+        ) from error
     if array.dtype.kind not in "fiub":
         raise UnreadableInput(
             "samples that are not numbers",
