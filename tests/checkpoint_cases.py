@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import json
 import os
 import resource
 import shutil
 import warnings
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +102,11 @@ def holds(
             torch.testing.assert_close(mine, tensor, rtol=tolerance, atol=tolerance)
 
     return check
+
+
+def wrapped(name: str) -> str:
+    """`fc1.weight` as FSDP calls it where it wraps the layer too."""
+    return name.replace(".", "._fsdp_wrapped_module.")
 
 
 def pt(anchor: Any, source: Any = None, *options: object, **how: Any) -> Callable[[Path], Lines]:
@@ -520,6 +526,93 @@ CONTAINERS = [
         *("`.pt`", "float32", "`model` and `ema`, with `--key ema`", "fused, in `ema`"),
         build=pt({"model": A, "ema": B}, {"model": B, "ema": A}, *PLAIN, "--key", "ema"),
         check=holds(MEAN, "ema"),
+    ),
+    Case(
+        *("`.pt`", "float32", "`model` and `model_avg`, or any other copy of the same names"),
+        happens="exit 2, names both and `--key`",
+        build=pt({"model": B, "model_avg": A}),
+        code=2,
+        words=("model, model_avg", "--key"),
+    ),
+    Case(
+        *("`.pt`", "float32", "`model` and `ema`, the source a plain state dict, `--key ema`"),
+        happens="fused, in `ema`: the source needs no key",
+        build=pt({"model": A, "ema": B}, A, *PLAIN, "--key", "ema"),
+        check=holds(MEAN, "ema"),
+    ),
+    Case(
+        *("`.pt`", "float32", "timm: `state_dict` and `state_dict_ema`, `--key 1=...`"),
+        happens="fused, in `state_dict_ema`",
+        build=pt(
+            {"state_dict": A, "state_dict_ema": B, "epoch": 3, "arch": "net"},
+            *(A, *PLAIN, "--key", "1=state_dict_ema"),
+        ),
+        check=holds(MEAN, "state_dict_ema"),
+    ),
+    Case(
+        *("`.pt`", "float32", "`module` in `ema`, with `--key ema.module`", "fused, in both"),
+        build=pt({"ema": {"module": B}, "step": 3}, A, *PLAIN, "--key", "ema.module"),
+        check=holds(MEAN, "ema", "module"),
+    ),
+    Case(
+        *("`.ckpt`", "float32", "Lightning: a loss, an activation and a schedule beside"),
+        happens="fused; they are skipped, nothing is imported",
+        build=pt(
+            {
+                "state_dict": prefixed(B, "model."),
+                "hyper_parameters": {
+                    "criterion": torch.nn.MSELoss(),
+                    "activation": functools.partial(torch.nn.GELU),
+                    "net": torch.nn.Linear(2, 2),
+                },
+                "callbacks": {"ModelCheckpoint": {"best_model_score": torch.tensor(0.5)}},
+                "optimizer_states": [{"state": {}, "param_groups": []}],
+                "loops": {"fit_loop": {"state_dict": {}}},
+            }
+        ),
+        out="out.ckpt",
+        check=holds(MEAN, "state_dict", prefix="model."),
+    ),
+    Case(
+        *("`.pt`", "float32", "fairseq: `args`, `extra_state` and the last optimizer's beside"),
+        happens="fused, in `model`",
+        build=pt(
+            {
+                "args": argparse.Namespace(arch="net"),
+                "cfg": {"model": argparse.Namespace(layers=3)},
+                "model": B,
+                "criterion": None,
+                "optimizer_history": [{"criterion_name": "x", "num_updates": 7}],
+                "extra_state": {"train_iterator": {"epoch": 3}, "metrics": OrderedDict()},
+                "last_optimizer_state": {"state": {0: {"exp_avg": B["fc1.weight"]}}},
+            }
+        ),
+        check=holds(MEAN, "model"),
+    ),
+    Case(
+        *("`.pt`", "float32", "torch's AveragedModel: `n_averaged` and `module.`"),
+        happens="fused, both kept",
+        build=pt({"n_averaged": torch.tensor(4), **prefixed(B, "module.")}),
+        check=holds({"n_averaged": torch.tensor(4), **prefixed(MEAN, "module.")}),
+    ),
+    Case(
+        *("`.pt`", "float32", "FSDP: `_fsdp_wrapped_module.` before and inside the names"),
+        happens="fused, the names kept",
+        build=pt({f"_fsdp_wrapped_module.{wrapped(n)}": t for n, t in B.items()}),
+        check=holds({f"_fsdp_wrapped_module.{wrapped(n)}": t for n, t in MEAN.items()}),
+    ),
+    Case(
+        *("`.pt`", "float32", "all names of the source begin with `net.`"),
+        happens="fused, under the anchor's names",
+        build=pt(B, prefixed(A, "net.")),
+        check=holds(MEAN),
+    ),
+    Case(
+        *("`.pt`", "float32", "most names of the source begin with `net.`"),
+        happens="exit 4, names the prefix",
+        build=pt(B, {**prefixed(A, "net."), "step": torch.tensor(3.0)}),
+        code=4,
+        words=("the prefix net.", "step"),
     ),
     Case(
         *("`.pt`", "float32", "strings and numbers among the weights", "fused without them"),

@@ -143,6 +143,14 @@ def attacks(marker: Path) -> dict[str, tuple[bytes, str]]:
             b"\x80\x02ctorch.package.package_importer\nPackageImporter\n" + short("x") + b"\x85R.",
             "torch.package.package_importer.PackageImporter",
         ),
+        "a part that compiles": (
+            b"\x80\x02ctorch._C\nScriptModule\n" + short("x") + b"\x85R.",
+            "torch._C.ScriptModule",
+        ),
+        "another library's code": (
+            b"\x80\x02ctensorflow.python.keras.layers\nLambda\n" + short("x") + b"\x85R.",
+            "tensorflow.python.keras.layers.Lambda",
+        ),
         "a class of the library": (
             b"\x80\x02clogging\nFileHandler\n" + short(str(marker)) + b"\x85R.",
             "logging.FileHandler",

@@ -79,6 +79,7 @@ def test_another_copy_of_the_model_is_a_choice(tmp_path: Path, name: str, wrappe
 COMPANY: dict[str, Any] = {
     "optimizer": moments(),
     "opt": moments(),
+    "named_opt": {"exp_avg": B, "exp_avg_sq": B, "param_groups": [{"lr": 0.1}]},
     "optimizer_by_name": {"exp_avg": B, "exp_avg_sq": B},
     "lr_scheduler": {"base": torch.rand(3)},
     "ema": {"decay": torch.tensor(0.99), "updates": 3},

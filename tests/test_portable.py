@@ -22,6 +22,7 @@ from otfuse_cli import runtime
 from otfuse_cli.checkpoint import draft
 from otfuse_cli.checkpoint.dcp import is_plain_name
 from otfuse_cli.checkpoint.disk import Disk
+from otfuse_cli.checkpoint.publication import Publication
 from otfuse_cli.checkpoint.suffix import named_suffix
 from otfuse_cli.errors import UnreadableInput
 from otfuse_cli.network.factory import build, find_callable, names_a_module, split_spec
@@ -230,6 +231,14 @@ def test_threads_share_a_file_without_positional_reads(
     with pytest.raises(UnreadableInput, match="too early"):
         cut.read_bytes(0, 400)
     cut.close()
+
+
+def test_bytes_are_written_to_their_places_in_any_order(tmp_path: Path) -> None:
+    with elsewhere(), Publication(overwrite=False) as outputs:
+        file = outputs.file(tmp_path / "x")
+        file.write_at(memoryview(b"world"), 6)
+        file.write_at(memoryview(b"hello "), 0)
+    assert (tmp_path / "x").read_bytes() == b"hello world"
 
 
 def test_memory_is_measured_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
