@@ -13,7 +13,6 @@ from torch.optim.swa_utils import AveragedModel
 
 import otfuse_cli
 from otfuse_cli.checkpoint.open import open_checkpoint
-from otfuse_cli.commands.keys import Keys, read_keys
 from otfuse_cli.errors import UsageError
 from test_publication import mlp
 
@@ -139,39 +138,20 @@ def test_weights_on_two_levels_are_a_choice(beside: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "keys"),
-    [
-        (None, Keys()),
-        ("ema", Keys("ema")),
-        ("1=ema", Keys(None, {1: "ema"})),
-        (["ema", "0=model"], Keys("ema", {0: "model"})),
-        (("2=a", "0=b.c"), Keys(None, {2: "a", 0: "b.c"})),
-        ({1: "ema"}, Keys(None, {1: "ema"})),
-        ("a=b", Keys("a=b")),
-        ("1=a=b", Keys(None, {1: "a=b"})),
-        ("0", Keys("0")),
-        ("", Keys("")),
-    ],
-)
-def test_keys(key: Any, keys: Keys) -> None:
-    assert read_keys(key, 3) == keys
-
-
-@pytest.mark.parametrize(
     ("key", "words"),
     [
-        ("3=ema", "there are 3 checkpoints"),
-        ({7: "ema"}, "there are 3 checkpoints"),
-        (["1=a", "1=b"], "checkpoint 1 has two"),
-        (["a", "b"], "only one can be meant"),
-        ("1=", "it names no entry"),
-        ({"x": "ema"}, "only one can be meant"),
+        ("3=ema", "no such checkpoint"),
+        ({7: "ema"}, "no such checkpoint"),
+        (["1=a", "1=b"], "two values for one checkpoint"),
+        (["a", "b"], "two values for all checkpoints"),
+        ("1=", "a position without a value"),
+        ({"x": "ema"}, "a position is a whole number"),
     ],
 )
 def test_keys_that_can_not_be_meant(key: Any, words: str) -> None:
-    with pytest.raises(UsageError, match="not a key") as caught:
-        read_keys(key, 3)
-    assert words in str(caught.value.why)
+    with pytest.raises(UsageError, match=words) as caught:
+        otfuse_cli.inspect(A, B, A, key=key)
+    assert "--key" in str(caught.value)
 
 
 RAW = A
@@ -287,7 +267,7 @@ def test_another_wrapped_model_is_taken_with_a_warning(cli: Any, files: Path) ->
     "key", ["ema", {1: "ema"}, ["1=ema"], ("0=model", "1=ema"), {0: "model", 1: "ema"}]
 )
 def test_the_library_takes_keys_in_their_natural_types(files: Path, key: Any) -> None:
-    first: Any = BOTH if not isinstance(key, str | list) and 0 in dict(read_keys(key).own) else A
+    first: Any = BOTH if key not in ("ema", {1: "ema"}, ["1=ema"]) else A
     tensors, report = otfuse_cli.merge(first, "both.pt", key=key, align="none")
     assert close(tensors, MEAN)
     assert report.inputs[1].container == "pt (ema)"

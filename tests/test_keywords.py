@@ -93,7 +93,7 @@ CASES = {
     "skip": (["a", "b"], [["a", "b"], ("a", "b"), {"b", "a"}, np.array(["a", "b"])]),
     "arch": (["net.yaml"], ["net.yaml", Path("net.yaml"), np.str_("net.yaml")]),
     "spec": ("net.yaml", ["net.yaml", Path("net.yaml")]),
-    "key": ("model", ["model", np.str_("model")]),
+    "key": (["model"], ["model", np.str_("model")]),
     "samples": ("x.npz", ["x.npz"]),
     "input_shape": (
         "1,28,28",
@@ -134,7 +134,7 @@ CASES = {
         (
             *("free_outputs", "strict", "paper", "unit_norm", "post_activations", "synthetic"),
             *("refit", "force", "overwrite", "keep_extras", "untie", "keep_shape", "ot_costs"),
-            *("graph", "ensemble", "average"),
+            *("graph", "ensemble", "average", "require_proof"),
         ),
         FLAGS,
     ),

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from .checkpoint.suffix import parse_size
-from .commands.keys import read_keys
 from .commands.option_text import parse_shape, parse_shares, parse_weights
 from .commands.weights import read_weights
 from .option_table import OPTIONS, OWN
 
 # Options that may be repeated, as INDEX=VALUE (`commands.indexed_option`).
-PER_CHECKPOINT = ("arch",)
+PER_CHECKPOINT = ("arch", "key")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +85,6 @@ def build(request_type: Callable[..., Any], keywords: Mapping[str, Any]) -> Any:
     for name in ("skip", "only"):
         if name in values:
             values[name] = tuple(values[name] or ())
-    if "key" in values:
-        texts = tuple(values["key"] or ())
-        keys = read_keys(texts)
-        values["key"] = keys.bare if keys.bare is not None and not keys.own else texts or None
     if values.get("weights") is not None:
         text = values["weights"]
         by_file = text.endswith((".yaml", ".yml"))

@@ -113,6 +113,13 @@ def _arch(name: str, value: Any) -> Any:
     return tuple(many(name, value, text))
 
 
+def _key(name: str, value: Any) -> Any:
+    """A name; texts or a mapping of positions to names for several checkpoints; None for none."""
+    if value is None or isinstance(value, Mapping):
+        return value
+    return text(name, value) if isinstance(value, str) else tuple(many(name, value, text))
+
+
 def _samples(name: str, value: Any) -> Any:
     """A path, or arrays: those are looked at once the network is known."""
     if value is None:
@@ -155,6 +162,7 @@ SPECIAL: Mapping[str, Reader] = {
     "layer": _layer,
     "input_shape": _input_shape,
     "arch": _arch,
+    "key": _key,
     "spec": text_or_path,
     "samples": _samples,
     "device": _device,

@@ -29,10 +29,10 @@ from ..network.architecture import Architecture, architecture, output_ties
 from ..report import AxisRecord, GraphRecord, Pinned, TensorRecord
 from ..runtime import Runtime
 from .architectures import arch_of_each, own_architectures
-from .keys import Key, read_keys
+from .indexed_option import per_index
 from .naming import named_alike
 from .reconcile import reconcile
-from .requests import Source
+from .requests import Key, Source
 from .ties import OneTensor, tie
 
 
@@ -102,20 +102,20 @@ def open_checkpoints(sources: Sequence[Source], key: Key | None) -> Iterator[lis
     Raises:
         UsageError: A key that leads nowhere; a bare one must lead somewhere in one of the files.
     """
-    keys = read_keys(key, len(sources))
+    keys = per_index(key, len(sources), "--key")
     number = len(sources) > 1
     checkpoints = []
     with ExitStack() as stack:
         for at, source in enumerate(sources):
-            name, bare = keys.at(at)
+            name, bare = keys[at], at not in keys.single
             label = None if _is_path(source) else "state dict" + f" {at}" * number
             opened = open_checkpoint(source, key=name, bare=bare, label=label)
             checkpoints.append(stack.enter_context(opened))
-        meant = [c for at, c in enumerate(checkpoints) if at not in keys.own]
-        if keys.bare is not None and not any(c.keyed for c in meant):
+        meant = [c for at, c in enumerate(checkpoints) if at not in keys.single]
+        if keys.rest is not None and not any(c.keyed for c in meant):
             raise UsageError(
                 "no such entry in any checkpoint",
-                where=f"--key {keys.bare}",
+                where=f"--key {keys.rest}",
                 why=f"{few([c.label for c in meant])}: each holds one model, under another name"
                 if meant
                 else "every checkpoint has a key of its own",

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..align.recipe import CHOICES, Recipe, require_seed
 from ..errors import UsageError
-from .keys import Key
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +29,8 @@ SampleSource = Any
 # `--arch`: a name, or from Python a factory or a module; for all, or by the checkpoint's position
 # (texts `INDEX=SPEC`, or a mapping).
 ArchSource = Any
+# An entry's name for all checkpoints, or by position: `ema`, `1=ema`, several, or a mapping.
+Key = str | Sequence[str] | Mapping[int, str]
 
 # In place of a file name: standard output for a report, standard input for one to look at.
 STANDARD = Path("-")
