@@ -67,9 +67,13 @@ SPELLINGS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("suffix", [".pt", ".safetensors", ""])
+# Every spelling, and the formats for those that are told apart in writing.
+FORMATS = [(name, ".pt") for name in SPELLINGS]
+FORMATS += [(n, s) for n in ("net.", "inner FSDP", "SWA") for s in (".safetensors", "")]
+
+
 @pytest.mark.parametrize("turned", [False, True], ids=["source", "anchor"])
-@pytest.mark.parametrize("name", SPELLINGS)
+@pytest.mark.parametrize(("name", "suffix"), FORMATS)
 def test_one_file_has_a_prefix(
     cli: Any, tmp_path: Path, name: str, turned: bool, suffix: str
 ) -> None:

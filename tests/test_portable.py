@@ -174,8 +174,12 @@ def run(cli: Any, line: list[object]) -> dict[str, bytes | None]:
     return results(Path.cwd())
 
 
-@pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
-@pytest.mark.parametrize("kind", LINES)
+# Every run without hard links, and those that publish in different ways with them.
+RUNS = [(kind, False) for kind in LINES]
+RUNS += [("safetensors", True), ("shards", True), ("inspect", True)]
+
+
+@pytest.mark.parametrize(("kind", "links"), RUNS)
 def test_a_run_without_posix_gives_the_same_bytes(
     cli: Any, inputs: Path, kind: str, links: bool
 ) -> None:
