@@ -40,6 +40,7 @@ from ..runtime import (
     silent,
 )
 from ..stored import report_beside
+from .computed import settle
 from .function import check_function
 from .inputs import open_bench
 from .memory import require_memory
@@ -86,7 +87,7 @@ class Matcher(Protocol):
 def _assemble(
     checkpoints: Sequence[Checkpoint], anchor: int, options: ImproveOptions, device: str
 ) -> Parents:
-    return assemble(
+    parents = assemble(
         checkpoints,
         anchor,
         options.arch,
@@ -96,6 +97,7 @@ def _assemble(
         vocab=options.vocab,
         untie=isinstance(options, MergeRequest) and options.untie,
     )
+    return settle(parents, keep=options.align != "none")
 
 
 @dataclass(frozen=True)

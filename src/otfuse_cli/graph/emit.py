@@ -10,7 +10,7 @@ from .atoms import Atom, Form, Times, head
 from .axes import Axis, Cat, Fixed, Prod, Unit, axis_units, concat, product
 from .call import Label, Labels, OpRecord, Origin, Value
 from .deferred import instances, is_settled
-from .derived import marked, power_vectors
+from .derived import UNUSED, marked, power_vectors
 from .handwritten import fold_rms
 from .indexed import find_families, is_unit
 from .model import GraphTensor, LayerGraph, Op, Role, Space, Tap, TensorAxis
@@ -19,7 +19,6 @@ from .rules.convolution import KERNEL
 
 # axes that are fixed by what they are; any other pinned axis is a space with a reason
 STRUCTURAL = frozenset({KERNEL, "gates", "layers", "positions"})
-UNUSED = "unused"
 
 
 @dataclass
