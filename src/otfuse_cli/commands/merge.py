@@ -41,6 +41,7 @@ from ..runtime import (
 )
 from ..stored import report_beside
 from .architectures import arch_of_each, arch_record
+from .computed import settle
 from .function import check_function, check_outputs, require_kept, require_proof
 from .inputs import open_bench
 from .memory import require_memory
@@ -86,7 +87,7 @@ class Matcher(Protocol):
 def _assemble(
     checkpoints: Sequence[Checkpoint], anchor: int, options: ImproveOptions, device: str
 ) -> Parents:
-    return assemble(
+    parents = assemble(
         checkpoints,
         anchor,
         options.arch,
@@ -97,6 +98,7 @@ def _assemble(
         untie=isinstance(options, MergeRequest) and options.untie,
         plain=options.align == "none",
     )
+    return settle(parents, keep=options.align != "none")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from ..graph.derived import POWER
 from ..graph.model import Derived, LayerGraph
+from .relations import computed
 
 # Up to here the smaller Gram matrix is decomposed whole; beyond, its leading space is iterated.
 _WHOLE = 1024
@@ -45,6 +47,11 @@ def renewed(derived: Derived, weight: Tensor, before: Mapping[str, Tensor]) -> d
 def renew_all(graph: LayerGraph, tensors: dict[str, Tensor]) -> None:
     """Compute everything that is derived anew, in place, in each tensor's dtype and device."""
     for derived in graph.derived:
+        if derived.kind != POWER:
+            (name,) = derived.tensors
+            values = {n: tensors[n].double() for n in derived.sources}
+            tensors[name] = computed(derived, values).to(tensors[name])
+            continue
         before = {part: tensors[name] for part, name in derived.parts.items()}
         for name, tensor in renewed(derived, tensors[derived.source], before).items():
             tensors[name] = tensor.to(tensors[name])

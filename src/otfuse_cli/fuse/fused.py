@@ -9,9 +9,12 @@ from functools import cached_property
 import torch
 
 from ..align.models import Model
+from ..checkpoint.names import TensorInfo
+from ..graph.derived import POWER
 from ..graph.model import Derived
 from .average import Aligned, average, stored
 from .derived import renewed
+from .relations import computed
 from .repair import Repair
 from .rows import RowAverage, by_rows
 from .selection import Selection
@@ -93,20 +96,28 @@ class Fused:
         """
         derived = self._derived[name]
         sources = self.selection.of(derived.source, self.sources)
-        own = self.whole.checkpoint.infos
-        keep = dtype == own[name].dtype
-        weight = self.tensor(derived.source, dtype=own[derived.source].dtype if keep else dtype)
-        if derived.source not in self.better:
+        infos = self.whole.checkpoint.infos
+        keep = dtype == infos[name].dtype
+        values = {
+            n: self.tensor(n, dtype=infos[n].dtype if keep or not _floats(infos[n]) else dtype)
+            for n in derived.sources
+        }
+        if self.better.keys().isdisjoint(values):
             if len(sources) == 1 and sources[0].weight == 1.0:
                 return average(name, self.anchor, sources, dtype=dtype)
-            before = stored(derived.source, self.whole.stored(derived.source), weight.dtype)
-            if torch.equal(weight, before):
-                return average(name, self.whole, (), dtype=dtype)
+            if all(torch.equal(t, self._own(n, t.dtype)) for n, t in values.items()):
+                return self._own(name, dtype)
+        if derived.kind != POWER:
+            value = computed(derived, {n: t.double() for n, t in values.items()})
+            return stored(name, value, dtype)
         if (name, dtype) not in self._renewed:
             parts = {part: self.whole.read(n) for part, n in derived.parts.items()}
-            for n, tensor in renewed(derived, weight, parts).items():
+            for n, tensor in renewed(derived, values[derived.source], parts).items():
                 self._renewed[n, dtype] = stored(n, tensor, dtype)
         return self._renewed.pop((name, dtype))
+
+    def _own(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        return average(name, self.whole, (), dtype=dtype)
 
     def _by_rows(self, name: str) -> RowAverage | None:
         sources = self.selection.of(name, self.sources)
@@ -114,3 +125,7 @@ class Fused:
         if anchor.checkpoint.infos[name].shape != self.whole.checkpoint.infos[name].shape:
             return None
         return by_rows(name, anchor, sources, self.repair)
+
+
+def _floats(info: TensorInfo) -> bool:
+    return info.dtype.is_floating_point

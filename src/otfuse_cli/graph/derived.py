@@ -8,16 +8,20 @@ their signs are arbitrary: u and v of one model may be the negatives of the othe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from .axes import Axis, Fixed, Prod, product
+from .axes import Axis, Fixed, Prod, axis_units, product
 from .covers import Shapes
 from .model import Derived, GraphTensor, LayerGraph, Op, OpKind, Role, Space, TensorAxis
 
 POWER = "power"
 COMPUTED = "computed from a weight"
+UNUSED = "unused"  # the reason of axes that no forward pass reaches
+
+# (tensor, dimension) that carries the units of another (tensor, dimension).
+Link = tuple[str, int, str, int]
 
 # The vector's name: old hooks (`weight_orig`, `weight_u`, `weight_v`, the last one missing before
 # torch 1.1; `weight_bar` in code older than that), the parametrisation, and BigGAN's.
@@ -107,6 +111,52 @@ def plain(shapes: Shapes, *, rename: bool = True) -> Plain:
     back = {own: name for name, own in names.items()}
     left = {back.get(n, n): shape for n, shape in shapes.items() if n not in vectors}
     return Plain(left, names, hidden, shapes)
+
+
+def linked(derived: Derived, graph: LayerGraph) -> Iterator[Link]:
+    """Which axes of a relation (`fuse.relations`) carry the units of which axes of its source."""
+    (target,) = derived.tensors
+    source, kind = derived.source, derived.kind
+    if kind in ("norms", "squares"):
+        yield target, 0, source, derived.dim
+        return
+    if kind == "looked up":
+        indices = len(graph.tensors[derived.others[0]].shape)
+        for dim, at in enumerate(derived.order):
+            if at >= indices:
+                yield target, dim, source, at - indices + 1
+        return
+    rank = range(len(graph.tensors[target].shape))
+    order = derived.order if kind == "copy" and derived.order else rank
+    yield from ((target, dim, source, at) for dim, at in zip(rank, order, strict=True))
+    if kind == "sums":
+        yield from ((derived.others[0], i, source, at) for i, at in enumerate(derived.order))
+    if kind == "gained":
+        gain = graph.tensors[derived.others[0]].shape
+        yield from ((derived.others[0], d, source, d) for d in rank if gain[d] > 1)
+
+
+def related(graph: LayerGraph, found: Sequence[Derived], links: Sequence[Link]) -> LayerGraph:
+    """The graph with relations: axes that nothing reaches get the units of those they go with."""
+    tensors = dict(graph.tensors)
+    for one, dim, other, at in links:
+        ends = ((one, dim), (other, at))
+        reached = [end for end in ends if not _unreached(tensors[end[0]].axes[end[1]], graph)]
+        if len(reached) == 1:
+            (name, axis) = next(end for end in ends if end not in reached)
+            (owner, own) = reached[0]
+            moved = TensorAxis(tensors[owner].axes[own].expr, frozenset({Role.DERIVED}))
+            axes = list(tensors[name].axes)
+            axes[axis] = moved
+            tensors[name] = replace(tensors[name], axes=tuple(axes))
+    carried = {u for t in tensors.values() for axis in t.axes for u in axis_units(axis.expr)}
+    spaces = {id: s for id, s in graph.spaces.items() if id in carried or s.pinned != UNUSED}
+    return replace(graph, tensors=tensors, spaces=spaces, derived=(*graph.derived, *found))
+
+
+def _unreached(axis: TensorAxis, graph: LayerGraph) -> bool:
+    units = list(axis_units(axis.expr))
+    return all(graph.spaces[u].pinned == UNUSED for u in units)
 
 
 def without_vectors(graph: LayerGraph) -> LayerGraph:

@@ -113,24 +113,35 @@ class Op:
 
 @dataclass(frozen=True)
 class Derived:
-    """Tensors that are a function of another one.
+    """Tensors that are a function of others.
 
     Attributes:
-        kind: Which function (see `graph.derived`).
-        source: The tensor that it is a function of.
+        kind: Which function (`graph.derived`, `fuse.relations`).
+        source: The tensor that it is a function of first of all.
         parts: Part to tensor name.
         dim: The axis of the source that counts as its rows.
+        others: More tensors that it is a function of.
+        order: Axes of the source, where the function moves or picks them.
+        eps: A small constant in it.
     """
 
     kind: str
     source: str
     parts: Mapping[str, str]
     dim: int = 0
+    others: tuple[str, ...] = ()
+    order: tuple[int, ...] = ()
+    eps: float = 0.0
 
     @property
     def tensors(self) -> tuple[str, ...]:
         """Names of what is computed."""
         return tuple(self.parts.values())
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of what it is computed from."""
+        return (self.source, *self.others)
 
 
 @dataclass(frozen=True)

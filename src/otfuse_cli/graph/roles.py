@@ -8,11 +8,10 @@ from . import atoms
 from .atoms import Atom
 from .call import Origin
 from .deferred import instances
-from .derived import power_vectors
+from .derived import UNUSED, power_vectors
 from .model import Role
 from .propagate import Propagation
 
-UNUSED = "unused"
 UNMADE = "one position that no tensor makes"
 
 
