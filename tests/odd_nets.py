@@ -387,13 +387,32 @@ def in_complex() -> Made:
     return Run(forward, first=nn.Linear(6, 8), w=weight, out=nn.Linear(8, 4)), randn(3, 6)
 
 
-def shuffled_norm() -> Made:
-    """ShuffleNet: a norm over parts of which one stays, so that its variance has no unit."""
+def all_complex() -> Made:
+    """Complex inputs and weights, and real outputs."""
 
     def forward(net: Any, x: Tensor) -> Tensor:
-        return net.out(net.norm(torch.cat([x, x * 2], 1)).relu()).mean((2, 3))
+        return net.out((net.two(net.one(x)) * 0.5).abs())
 
-    return Run(forward, norm=nn.BatchNorm2d(6), out=nn.Conv2d(6, 4, 1)), image()
+    layers = [nn.Linear(*sizes, dtype=torch.complex64) for sizes in ((6, 64), (64, 65))]
+    inputs = torch.randn(3, 6, dtype=torch.complex64)
+    return Run(forward, one=layers[0], two=layers[1], out=nn.Linear(65, 4)), inputs
+
+
+def shuffled() -> Made:
+    """ShuffleNet: halves are shuffled until no two channels of a norm are interchangeable."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        h = net.first(x).relu()
+        for conv, norm in zip(net.convs, net.norms, strict=True):
+            left, right = h.chunk(2, 1)
+            h = torch.cat([left, norm(conv(right)).relu()], 1)
+            h = h.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+        return net.last(h).mean((2, 3))
+
+    convs = nn.ModuleList(nn.Conv2d(4, 4, 1, bias=False) for _ in range(5))
+    norms = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(5))
+    ends = {"first": nn.Conv2d(3, 8, 1), "last": nn.Conv2d(8, 5, 1)}
+    return Run(forward, **ends, convs=convs, norms=norms), image()
 
 
 class Packed(nn.Module):
@@ -502,7 +521,8 @@ FAMILIES: dict[str, tuple[Callable[[], Any], ...]] = {
     ),
     "cached": (cached_before, cached_attribute, cached_dict, cached_list, cached_buffer),
     "state": (noisy, twice_named),
-    "precision": (in_float32, in_float16, in_bfloat16, half_buffer, in_complex, shuffled_norm),
+    "precision": (in_float32, in_float16, in_bfloat16, half_buffer, in_complex, all_complex),
+    "shuffled": (shuffled,),
     "packed": (packed_last_state, packed_lstm, packed_gru, packed_rnn, packed_both_ways),
     "ways": (through_numpy, branch, branch_of_layers, loop),
 }

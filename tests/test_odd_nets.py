@@ -8,12 +8,16 @@ from torch import Tensor, nn
 
 import odd_nets
 import otfuse_cli
+import real_nets
 from nets import randomise
 from otfuse_cli.commands import function
 from otfuse_cli.errors import IncompatibleModels, SolveFailed
+from otfuse_cli.graph.axes import axis_units
 from otfuse_cli.graph.trace import trace
-from otfuse_cli.network.acid import acid_test, leave_one_out
+from otfuse_cli.network.acid import acid_test, leave_one_out, redraw
+from otfuse_cli.network.architecture import architecture
 from otfuse_cli.network.factory import build
+from otfuse_cli.network.once import run_once
 from otfuse_cli.network.relabel import draw_maps, relabel_state
 
 # This many of each family are tried at every change, the others in the slow suite.
@@ -35,8 +39,13 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+def place(name: str) -> str:
+    """Where a factory is."""
+    return f"real_nets:{name}" if hasattr(real_nets, name) else f"odd_nets:{name}"
+
+
 def made(name: str) -> tuple[nn.Module, tuple[object, ...], dict[str, object]]:
-    network = build(f"odd_nets:{name}", device="cpu")
+    network = build(place(name), device="cpu")
     return network.module, network.args, dict(network.kwargs)
 
 
@@ -69,12 +78,26 @@ def test_a_permuted_twin_is_recovered_and_computes_the_same(name):
 @pytest.mark.parametrize("options", [{"weights": (1, 0)}, {"paper": True, "residual": "shared"}])
 @pytest.mark.parametrize("name", members())
 def test_other_recipes_recover_the_twin_too(name, options):
-    if name == "in_complex":
+    if "complex" in name:
         pytest.skip("complex units are not matched")
     twin, original = twins(name)
     fused, _ = otfuse_cli.merge(twin, original, arch=f"odd_nets:{name}", **options)
     for tensor, value in fused.items():
         assert torch.equal(value, original[tensor]), tensor
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", [factory.__name__ for factory in real_nets.REAL])
+def test_networks_of_libraries_are_recovered_and_stand_the_test(name):
+    twin, original = twins(name)
+    fused, report = otfuse_cli.merge(twin, original, arch=place(name), matcher="sweep")
+    for tensor, value in fused.items():
+        assert torch.equal(value, original[tensor]), tensor
+    assert report.checks.function == "kept"
+    checked = otfuse_cli.check(original, arch=place(name))
+    assert checked.checks.function == "kept"
+    assert (checked.evaluation or {})["members detected"]
 
 
 @pytest.mark.parametrize("name", members())
@@ -95,6 +118,7 @@ def test_the_graph_stands_the_acid_test(name):
     [
         ("grouped", 1e-10),
         ("in_complex", 1e-10),
+        ("all_complex", 1e-10),
         ("half_buffer", 1e-10),
         ("in_float32", 1e-4),
         ("in_float16", 1e-2),
@@ -184,6 +208,40 @@ def test_packed_sequences_are_not_exported_to_be_run():
     x = {"x": torch.randn(40, 5, 6), "lengths": torch.full((40,), 3)}
     with pytest.raises(IncompatibleModels, match="packed sequences"):
         otfuse_cli.merge(*states, arch="odd_nets:packed_gru", samples=x)
+
+
+@pytest.mark.parametrize("name", ["legacy_first", "legacy_last", "from_numpy", "legacy_tied"])
+def test_parameters_made_anyhow_have_no_values_while_a_network_is_traced(name):
+    module, *_ = made(name)
+    state = module.state_dict(keep_vars=True)
+    first = {id(t): n for n, t in reversed(state.items())}
+    shapes = {n: tuple(state[n].shape) for n in sorted(first.values(), key=list(state).index)}
+    known = architecture(f"odd_nets:{name}", shapes)
+    assert known.network is not None
+    held = known.network.module.state_dict(keep_vars=True)
+    assert all(t.is_meta for t in held.values())
+    assert len({id(t) for t in held.values()}) == len(first)
+
+
+def test_variances_are_drawn_as_such_where_no_unit_can_move():
+    module, args, kwargs = made("shuffled")
+    graph = trace(module, args, kwargs)
+    (axis,) = graph.tensors["norms.4.running_var"].axes
+    assert list(axis_units(axis.expr)) == []
+    generator = torch.Generator().manual_seed(0)
+    drawn = redraw(module.state_dict(), graph, generator)
+    assert all((t > 0).all() for n, t in drawn.items() if n.endswith("running_var"))
+
+
+def test_a_run_draws_the_same_whatever_was_drawn_before():
+    module, args, kwargs = made("noisy")
+    runs = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.random.get_rng_state()
+        runs.append(run_once(module, module.state_dict(), args, kwargs))
+        assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(*runs)
 
 
 def test_what_torch_says_is_quoted():

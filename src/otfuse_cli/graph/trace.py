@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from operator import getitem
 from typing import TYPE_CHECKING, Any
 
@@ -32,20 +31,6 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 LOGITS = "logits"
-
-
-@dataclass(frozen=True)
-class Way:
-    """How `torch.export` is asked: with gradients on, by its compiler, with modules watched."""
-
-    gradients: bool
-    strict: bool
-    watched: bool
-
-
-# Some operations are exported without gradients only (attention on a CPU), others where no hooks
-# are called inside of them (branches with layers), or by the compiler alone.
-WAYS = (Way(True, False, True), Way(False, False, False), Way(False, True, False))
 
 
 def trace(
@@ -118,15 +103,15 @@ def export(
         padded: Take packed sequences for padded ones: good for a layer graph, not to be run.
 
     Raises:
-        IncompatibleModels: It can't be exported in any of the ways that torch knows.
+        IncompatibleModels: It can't be exported in either of the ways that torch knows.
     """
     refuse_scripted(module)
     reasons: list[Exception] = []
-    for way in WAYS:
+    for compiled in (False, True):
         try:
             moved, given = _on_device_of(module, (tuple(args), dict(kwargs or {})))
-            with torch.set_grad_enabled(way.gradients), packed_sequences(padded=padded):
-                return _export(module, moved, without_cache(module, given), way)
+            with packed_sequences(padded=padded):
+                return _export(module, moved, without_cache(module, given), compiled=compiled)
         except IncompatibleModels:
             raise
         except Exception as error:  # noqa: BLE001 - whatever torch or the user's forward raises
@@ -151,15 +136,21 @@ def _on_device_of(
 
 
 def _export(
-    module: nn.Module, args: tuple[Any, ...], given: dict[str, Any], way: Way
+    module: nn.Module, args: tuple[Any, ...], given: dict[str, Any], *, compiled: bool
 ) -> tuple[ExportedProgram, ModuleOutputs]:
+    """By running the module, or `compiled`: by torch's compiler, which reads its code.
+
+    The compiler follows what the other way can't: layers inside of branches, NumPy, attention
+    that has no gradients on a CPU. It takes no hooks, so that no module is seen.
+    """
     with ExitStack() as stack:
         stack.enter_context(eval_mode(module))
         stack.enter_context(no_fast_path())
         stack.enter_context(quiet())
         stack.enter_context(own_output())
-        seen = stack.enter_context(watch_outputs(module)) if way.watched else {}
-        return torch.export.export(module, args, given, strict=way.strict), dict(seen)
+        seen = {} if compiled else stack.enter_context(watch_outputs(module))
+        stack.enter_context(torch.set_grad_enabled(not compiled))
+        return torch.export.export(module, args, given, strict=compiled), dict(seen)
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:
