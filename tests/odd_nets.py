@@ -98,14 +98,14 @@ def from_numpy() -> Made:
 
 
 def legacy_tied() -> Made:
-    """One legacy weight under two names: the units of an embedding and of the layer over it."""
-    fc, out = nn.Linear(6, 9), nn.Linear(9, 6, bias=False)
-    fc.weight = nn.Parameter(torch.Tensor(9, 6).uniform_())
+    """One legacy weight in two layers."""
+    fc, out, again = nn.Linear(6, 9), nn.Linear(9, 6, bias=False), nn.Linear(6, 9, bias=False)
+    fc.weight = again.weight = nn.Parameter(torch.Tensor(9, 6).uniform_())
 
     def forward(net: Any, x: Tensor) -> Tensor:
         return F.linear(net.out(net.fc(x).relu()), net.again.weight)
 
-    return Run(forward, fc=fc, out=out, again=fc), randn(3, 6)
+    return Run(forward, fc=fc, out=out, again=again), randn(3, 6)
 
 
 def legacy_buffer() -> Made:
