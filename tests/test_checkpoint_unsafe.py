@@ -511,7 +511,7 @@ NET = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
         {"w": torch.rand(2, 2), "layer": torch.nn.Linear(2, 2)},
         {"state_dict": {"w": torch.rand(2, 2), "head": torch.nn.Linear(2, 2)}},
     ],
-    ids=str,
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else type(value).__name__,
 )
 def test_weights_that_are_a_module(tmp_path: Path, value: Any, new: bool) -> None:
     torch.save(value, tmp_path / "x.pt", _use_new_zipfile_serialization=new)

@@ -462,7 +462,7 @@ def test_align_takes_what_makes_a_tensor(kind):
         (ROWS, {"seed": -1}),
         (ROWS, {"metrics": "cosine"}),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, dict) else type(value).__name__,
 )
 def test_align_refuses_the_rest(source, options):
     with pytest.raises(OtfuseError):
