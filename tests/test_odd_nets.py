@@ -254,3 +254,39 @@ def test_what_torch_says_is_quoted():
         trace(Opaque(3, 3), (torch.zeros(2, 3),))
     assert "torch.export: " in (caught.value.why or "")
     assert "Could not" in (caught.value.why or "")
+
+
+def test_merged_units_of_a_modulated_weight_are_told(tmp_path):
+    """Which of its axes reads units can't be seen: only permutations are exact there."""
+    (tmp_path / "net.py").write_text(MODULATED)
+    arch = f"{tmp_path / 'net.py'}:net"
+    namespace: dict = {}
+    exec(MODULATED, namespace)
+    states = [namespace["Modulated"](width).state_dict() for width in (9, 6, 6)]
+    _, report = otfuse_cli.merge(states[0], states[1], arch=arch, matcher="sweep")
+    assert any("loses more than elsewhere" in w and "weight" in w for w in report.warnings)
+    _, report = otfuse_cli.merge(states[2], states[1], arch=arch, matcher="sweep")
+    assert not any("loses more than elsewhere" in w for w in report.warnings)
+
+
+MODULATED = """
+import torch
+from torch import nn
+
+class Modulated(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.inp, self.style = nn.Conv2d(3, width, 3, padding=1), nn.Linear(4, width)
+        self.weight, self.out = nn.Parameter(torch.randn(16, width, 3, 3)), nn.Conv2d(16, 5, 1)
+
+    def forward(self, x, z):
+        h = self.inp(x).relu()
+        b, c, height, width = h.shape
+        w = self.weight[None] * self.style(z)[:, None, :, None, None]
+        h = h.reshape(1, b * c, height, width)
+        y = nn.functional.conv2d(h, w.reshape(b * 16, c, 3, 3), groups=b, padding=1)
+        return self.out(y.reshape(b, 16, height, width).relu()).mean((2, 3))
+
+def net():
+    return Modulated(6), (torch.randn(2, 3, 8, 8), torch.randn(2, 4))
+"""

@@ -291,6 +291,36 @@ def test_prune_and_check_take_them_too(tmp_path):
     assert torch.equal(pruned["lm_head.weight"], pruned["model.embed_tokens.weight"])
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_prune_fuse_sees_one_tensor_too(name, tmp_path):
+    small = otfuse_cli.prune(tensors(name, 0, twice=False), amount=0.5)[0]
+    head = [n for n in tensors(name, 0, twice=True) if twice_stored(name, n)]
+    again = {n: t.clone() for n, t in small.items()}
+    for other in head:
+        kept = EVERY[name][1] if other in EVERY[name][2] else "cls.predictions.bias"
+        again[other] = again[kept].clone()
+    dense = tensors(name, 0, twice=False), tensors(name, 0, twice=True)
+    wanted, report = otfuse_cli.prune_fuse(dense[0], small)
+    assert not any("two names" in w for w in report.warnings)
+    for parents in ((dense[0], again), (dense[1], again), (dense[1], small)):
+        found, _ = otfuse_cli.prune_fuse(*parents)
+        assert found.keys() == parents[1].keys()
+        for tensor, values in wanted.items():
+            assert torch.equal(found[tensor], values), tensor
+        for other in EVERY[name][2] if parents[1] is again else ():
+            assert torch.equal(found[other], found[EVERY[name][1]])
+
+
+def test_units_pruned_in_place_leave_two_tensors_and_say_so():
+    dense = tensors("llama", 0, twice=True)
+    masked = {n: t.clone() for n, t in dense.items()}
+    for part in ("gate_proj.weight", "up_proj.weight"):
+        masked[f"model.layers.0.mlp.{part}"][:3] = 0
+    found, report = otfuse_cli.prune_fuse(dense, masked)
+    assert found.keys() == dense.keys()
+    assert any("fused as two tensors" in w for w in report.warnings)
+
+
 def test_equal_layers_of_a_deep_network_are_no_tie():
     """Each has units of its own; and a model that lacks one of them lacks a layer."""
     deep = [state(randomise(Mlp((6, 6, 6, 6, 4)), seed)) for seed in (0, 1)]

@@ -25,7 +25,7 @@ from ..checkpoint.publication import Publication
 from ..errors import UsageError
 from ..fuse.average import Aligned
 from ..fuse.fused import Fused
-from ..fuse.repair import Repair, plan_repair
+from ..fuse.repair import plan_repair
 from ..fuse.selection import Selection
 from ..graph.streams import PostNorm
 from ..report import Checks, FileRecord, Report
@@ -62,6 +62,7 @@ from .parents import (
     graph_record,
     open_checkpoints,
 )
+from .remarks import remarks_on_maps
 from .requests import STANDARD, AverageOptions, ImproveOptions, MergeRequest, Source
 from .turn import Turned, turn
 from .weights import Rules, weight_rules
@@ -309,7 +310,7 @@ def _run(plan: Plan, progress: Progress, also: Put | None, outputs: Publication)
                 *(bench.warnings if bench is not None else ()),
                 *selection.warnings(parents.whole.checkpoint.infos),
                 *lost,
-                *_warnings(parents, recipe, aligned, repair),
+                *remarks_on_maps(parents.anchor.graph, recipe, aligned, repair),
                 *(w for m in matches for w in m.warnings),
                 *remarks,
                 *(better.remarks if better is not None else ()),
@@ -497,24 +498,3 @@ def _inputs_recipe(options: ImproveOptions) -> dict[str, Any]:
         "blend": options.blend,
         "calibrate": options.calibration,
     }
-
-
-def _warnings(
-    parents: Parents, recipe: Recipe, aligned: Sequence[Aligned], repair: Repair | None
-) -> tuple[str, ...]:
-    found = list(parents.anchor.graph.warnings)
-    if repair is not None:
-        found += repair.warnings
-    soft = [a for a in aligned if not a.alignment.hard]
-    if (
-        repair is None
-        and soft
-        and any(n.endswith("running_var") for n in parents.anchor.graph.tensors)
-    ):
-        found.append(
-            "BatchNorm statistics went through maps that are not permutations: running variances "
-            "are weighted means, exact for duplicated units only"
-        )
-    if recipe.residual == "average" and any(a.alignment.overrides for a in aligned):
-        found.append("--residual average does not keep the function of the aligned sources")
-    return tuple(found)

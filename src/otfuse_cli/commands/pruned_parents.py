@@ -11,17 +11,19 @@ from ..checkpoint.open import Checkpoint
 from ..errors import IncompatibleModels, UsageError
 from ..graph.agreement import agreed_sizes
 from ..graph.model import LayerGraph
-from ..graph.sizes import resize
+from ..graph.sizes import few, resize
 from ..network.arch_value import Arch
 from ..network.architecture import Architecture
 from ..prune.advice import advice
 from ..prune.masks import Compacted, compacted, unmask, zero_units
 from .architectures import arch_of_each, own_architectures
+from .computed import settle
 from .naming import named_alike
 from .outputs import folder_config
 from .parents import Parents, find_architecture, shapes_of
 from .reconcile import reconcile
 from .requests import PruneFuseRequest
+from .ties import OneTensor, tie
 
 
 def assemble_pruned(
@@ -33,7 +35,15 @@ def assemble_pruned(
         IncompatibleModels: No graph, or networks that differ in more than widths.
         UsageError: `keep_shape` without anything pruned in place.
     """
-    dense_file, stored = named_alike(checkpoints, 1)
+    files = named_alike(checkpoints, 1)
+    return _assembled(files, tie(files, 1, arch_of_each(request.arch, 2)[1]), request, device)
+
+
+def _assembled(
+    files: Sequence[Checkpoint], one: OneTensor, request: PruneFuseRequest, device: str
+) -> tuple[Parents, tuple[str, ...]]:
+    """As `assemble_pruned`, of files in which `one` sees tied tensors as one."""
+    dense_file, stored = one.checkpoints
     masked = unmask(stored)
     pruned_file = masked.checkpoint
     # A network that differs in more than widths is described by the anchor alone.
@@ -57,6 +67,11 @@ def assemble_pruned(
             compaction = compacted(masked, pruned, kept)
             pruned = whole = Model(1, compaction.checkpoint, compaction.graph, device)
             remarks = (*compaction.warnings, *_said(kept, pruned.graph, request))
+    if compaction is not None and one.copies:
+        # What stays is stored anew, name by name: there each name has a tensor of its own.
+        apart = few(sorted(one.copies))
+        warning = f"{apart}: stored under two names, pruned in place: fused as two tensors"
+        return _assembled(files, OneTensor(tuple(files), warnings=(warning,)), request, device)
     if request.keep_shape and compaction is None:
         raise UsageError(
             "no unit of PRUNED is pruned in place",
@@ -71,7 +86,7 @@ def assemble_pruned(
         whole,
         common.kept,
         common.complete,
-        (*(c.remark for c in (dense_file, stored) if c.remark), *common.warnings),
+        (*one.warnings, *(c.remark for c in files if c.remark), *common.warnings),
         own=theirs,
     )
     if request.keep_shape and compaction is not None:
@@ -80,8 +95,10 @@ def assemble_pruned(
         own = read_config(stored.path)
         told = advice(graph, compaction.graph, config=own)
         config, said = folder_config(request.output, own, told)
-        parents, remarks = replace(parents, config=config), (*remarks, *said)
-    return parents, remarks
+        return replace(parents, config=config), (*remarks, *said)
+    if one.copies:
+        parents = replace(parents, stored_like=files[1], copies=one.copies)
+    return settle(parents, keep=request.align != "none"), remarks
 
 
 def _architecture(

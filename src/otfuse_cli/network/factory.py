@@ -291,7 +291,10 @@ def saved_names(module: nn.Module) -> dict[str, str]:
     as well have no one name: then nothing is said.
     """
     transformers = sys.modules.get("transformers")
-    if transformers is None or not isinstance(module, transformers.PreTrainedModel):
+    try:
+        if transformers is None or not isinstance(module, transformers.PreTrainedModel):
+            return {}
+    except Exception:  # noqa: BLE001 - it imports what it can find, which may be broken
         return {}
     names = list(module.state_dict())
     numbered = {name: torch.tensor(at) for at, name in enumerate(names)}
