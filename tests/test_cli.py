@@ -107,6 +107,14 @@ def test_every_option_reaches_the_request(cli, verbs):
     ]
 
 
+def test_arch_may_be_given_for_each_checkpoint(cli, verbs):
+    line = ("merge", "a", "b", "-o", "o.pt")
+    for said in (["0=n.py:f", "1=n.py:g"], ["0=n.py:f", "n.py:g"], ["1=n.py:g"], ["n.py:g"], []):
+        assert cli(*line, *(part for arch in said for part in ("--arch", arch))).code == 0
+    found = [request.arch for request in verbs["requests"]]
+    assert found == [("0=n.py:f", "1=n.py:g"), ("0=n.py:f", "n.py:g"), "1=n.py:g", "n.py:g", "auto"]
+
+
 def test_prune_fuse_request(cli, verbs):
     assert cli("prune-fuse", "dense.pt", "pruned.pt").code == 0
     assert cli("prune-fuse", "dense.pt", "pruned.pt", "--dense-weight", "0.3").code == 0
@@ -166,6 +174,14 @@ def test_every_request_field_has_an_option(name):
         ("merge a b -o f --algin wts", "--algin"),
         ("prune-fuse a", "PRUNED"),
         ("prune-fuse a b --weights 1,1", "--weights"),
+        ("merge a b -o f --seed -1", "--seed -1"),
+        ("merge a b -o f --seed 4294967296", "--seed 4294967296"),
+        ("merge a b -o f --max-memory nan", "--max-memory nan"),
+        ("merge a b -o f --num-samples 0", "--num-samples 0"),
+        ("prune a -o f --amount 0.5 --seed -1", "--seed -1"),
+        ("check a --arch n.py:f --seed -1", "--seed -1"),
+        ("eval a --samples x.npz --seed -1", "--seed -1"),
+        ("curve a b --samples x.npz --seed -1", "--seed -1"),
         ("inspect a b --max-cost nan", "--max-cost nan"),
         ("inspect a b --max-cost inf", "--max-cost inf"),
         ("inspect a b --max-cost -1", "--max-cost -1"),
