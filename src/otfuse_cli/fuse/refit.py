@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 from ..align.apply import transport_value
-from ..graph.fits import Fit, Norm, fits
+from ..graph.batch_norms import Norm
+from ..graph.fits import Fit, NormFit, fits, norm_fits
 from ..graph.program import Program
 from ..network.samples import Samples
 from ..network.walk import Walk
 from ..runtime import Runtime
 from .lockstep import Lockstep, Parent, Stop
 from .patches import Rows, along_outputs, rows_of
+from .refit_norm import fit_norm
 from .ridge import Ridge, Solution
 
 # From a fit and its number of rows: how often each position counts (None: all once), the ridge.
@@ -53,7 +55,7 @@ def refit(
     aim: Aim | None = None,
     stress: Stress | None = None,
 ) -> tuple[list[Refitted], tuple[str, ...]]:
-    """Fit every layer of `fused`, in place.
+    """Fit every layer of `fused`, and every BatchNorm that belongs to none, in place.
 
     Args:
         parents: The anchor first; their weights sum to 1.
@@ -73,8 +75,10 @@ def refit(
     Raises:
         SolveFailed: A singular fit.
     """
-    plan, shared = fits(program)
-    plan = tuple(fit for fit in plan if left.isdisjoint(fit.tensors))
+    layers, shared = fits(program)
+    every: list[Fit | NormFit] = [*layers, *norm_fits(program)]
+    plan = [fit for fit in every if left.isdisjoint(fit.tensors)]
+    plan.sort(key=lambda fit: program.position[_place(fit)])
     keep = frozenset(fit.target for fit in plan)
     lockstep = Lockstep(
         parents, program, fused, samples, device=runtime.device, keep=keep, most_bytes=most_bytes
@@ -84,7 +88,10 @@ def refit(
     for at, fit in enumerate(plan):
         runtime.progress("refit", at, len(plan))
         draw = runtime.generator(7_000_000 + at)
-        found = _fit(fit, lockstep, weigh, draw, aim or mean_value)
+        if isinstance(fit, NormFit):
+            found = _fit_norm(fit, lockstep, ridge, aim or mean_value)
+        else:
+            found = _fit(fit, lockstep, weigh, draw, aim or mean_value)
         if found is not None:
             done.append(found)
     runtime.progress("refit", len(plan), len(plan))
@@ -131,6 +138,19 @@ def _fit(
         return None
     prior.write(rows, solution)
     return Refitted(fit.name, solution.before, solution.after)
+
+
+def _fit_norm(fit: NormFit, lockstep: Lockstep, ridge: float, aim: Aim) -> Refitted | None:
+    def target(stop: Stop) -> Tensor:
+        return aim(fit.target, lockstep.parents, stop.parents)
+
+    misses = fit_norm(fit, lockstep, ridge, target)
+    return None if misses is None else Refitted(fit.name, *misses)
+
+
+def _place(fit: Fit | NormFit) -> str:
+    """The value before which the fused network stops."""
+    return fit.norm.node if isinstance(fit, NormFit) else fit.layer.node
 
 
 def _channel(fit: Fit, value: Tensor) -> int:
