@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..align.apply import transport_value
 from ..graph.batch_norms import Norm
 from ..graph.fits import Fit, NormFit, fits, norm_fits
 from ..graph.program import Program
@@ -23,6 +22,7 @@ from .lockstep import Lockstep, Parent, Stop
 from .patches import Rows, along_outputs, rows_of
 from .refit_norm import fit_norm
 from .ridge import Ridge, Solution
+from .target import MeanTarget
 
 # From a fit and its number of rows: how often each position counts (None: all once), the ridge.
 Stress = Callable[[Fit, int], tuple[Tensor | None, float]]
@@ -66,7 +66,7 @@ def refit(
         left: Tensors that stay as they are.
         runtime: Device, seed, progress.
         most_bytes: Memory for what stopped passes hold.
-        aim: What a value should be, from the parents'; None for `mean_value`.
+        aim: What a value should be, from the parents'; None for their mean (`target`).
         stress: What counts more in a layer's fit, and its ridge; None for all alike, and `ridge`.
 
     Returns:
@@ -85,13 +85,18 @@ def refit(
     )
     done: list[Refitted] = []
     weigh = stress or (lambda fit, rows: (None, ridge))
+    mean = MeanTarget(lockstep) if aim is None else None
+    toward = aim or mean
+    assert toward is not None
     for at, fit in enumerate(plan):
         runtime.progress("refit", at, len(plan))
+        if mean is not None:
+            mean.watch(fit.target, _place(fit))
         draw = runtime.generator(7_000_000 + at)
         if isinstance(fit, NormFit):
-            found = _fit_norm(fit, lockstep, ridge, aim or mean_value)
+            found = _fit_norm(fit, lockstep, ridge, toward)
         else:
-            found = _fit(fit, lockstep, weigh, draw, aim or mean_value)
+            found = _fit(fit, lockstep, weigh, draw, toward)
         if found is not None:
             done.append(found)
     runtime.progress("refit", len(plan), len(plan))
@@ -163,19 +168,6 @@ def _target(fit: Fit, lockstep: Lockstep, stop: Stop, aim: Aim) -> Tensor:
     if fit.minus is not None:
         wanted = wanted - stop.fused[fit.minus]
     return lockstep.cut(wanted, stop)
-
-
-def mean_value(name: str, parents: Sequence[Parent], walks: Sequence[Walk]) -> Tensor:
-    """Weighted mean over the parents of a value, each on the anchor's units; the anchor first."""
-    anchor: Tensor = walks[0][name]
-    mean = anchor
-    for parent, walk in zip(parents[1:], walks[1:], strict=True):
-        value = walk[name]
-        if parent.alignment is not None:
-            axes = parent.program.axes[name]
-            value = transport_value(value, axes, parent.graph, parent.alignment, anchor=anchor)
-        mean = mean + parent.weight * (value - anchor)
-    return mean
 
 
 class _Folded:
