@@ -167,5 +167,6 @@ def test_layers_before_a_norm_keep_their_rows():
     assert not plan.rows
     assert plan.outputs == {"fc.weight"}
     assert set(plan.feeds) == {n for n in tensors if n.endswith("running_var")}
-    assert plan.feeds["layer2.0.downsample.1.running_var"] == ("layer2.0.downsample.0.weight", 0)
+    (feed,) = plan.feeds["layer2.0.downsample.1.running_var"]
+    assert feed.rows == (("layer2.0.downsample.0.weight", 0),)
     assert not plan.warnings

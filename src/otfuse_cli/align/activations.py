@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.fx import Node
 
 from ..graph.axes import Fixed, axis_units
-from ..graph.fits import Layer, layers, norm_after
+from ..graph.batch_norms import norm_after
+from ..graph.fits import Layer, layers
 from ..graph.model import LayerGraph
 from ..graph.nodes import operator_name
 from ..graph.program import Program
@@ -130,11 +131,20 @@ def _units(program: Program, node: Node) -> Sequence[str]:
 
 
 def _seen(program: Program, node: Node, *, post: bool) -> str:
-    """The value before the activation, after a BatchNorm; with `post` after the activation."""
+    """The value before the activation, after a BatchNorm; with `post` after the activation.
+
+    Behind an activation, too, a BatchNorm belongs to it: what is read is what the norm makes.
+    """
+    node = _normed(program, node)
+    if not post:
+        return node.name
+    after = _after(node)
+    return (after if after is node else _normed(program, after)).name
+
+
+def _normed(program: Program, node: Node) -> Node:
     norm = norm_after(program, node)
-    if norm is not None:
-        node = next(n for n in node.users if n.name == norm.node)
-    return _after(node).name if post else node.name
+    return node if norm is None else next(n for n in node.users if n.name == norm.node)
 
 
 def _after(node: Node) -> Node:

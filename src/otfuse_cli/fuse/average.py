@@ -6,7 +6,7 @@ values stay equal. Integer and bool tensors are never averaged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,7 @@ from ..align.models import Model
 from ..align.shares import effective
 from ..checkpoint.open import is_finite
 from ..errors import SolveFailed
-from .repair import Repair, fused_variance, row_norms
+from .repair import Models, Repair, fused_variance, row_norms
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ def average(
     *,
     dtype: torch.dtype,
     repair: Repair | None = None,
-    feeding: Sequence[Aligned] | None = None,
+    feeding: Callable[[str], Sequence[Aligned]] | None = None,
 ) -> torch.Tensor:
     """One tensor of the fused model, stored as `dtype`, on the CPU.
 
     Sources of weight 0 must not be among `sources`; the anchor has what they leave. With the
     whole weight on one source its tensor is moved, not computed with, and nothing is repaired.
-    `feeding` are the sources in the average of the layer that feeds a BatchNorm, where their
+    `feeding` gives the sources in the average of a layer that feeds a BatchNorm, where their
     weights are others.
 
     Raises:
@@ -78,11 +78,14 @@ def average(
     if norms is not None:
         total = norms.restore(total)
     if repair is not None and name in repair.feeds:
-        before = sources if feeding is None else feeding
-        shares = shares_of(repair.feeds[name][0], anchor, before)
-        moving = [(s.model, s.alignment, w) for s, w in zip(before, shares, strict=True)]
-        models = [(anchor, None, 1.0 - sum(shares)), *moving]
-        total = fused_variance(total, name, repair.feeds[name], models)
+
+        def models(weight: str) -> Models:
+            before = sources if feeding is None else feeding(weight)
+            shares = shares_of(weight, anchor, before)
+            moving = [(s.model, s.alignment, w) for s, w in zip(before, shares, strict=True)]
+            return [(anchor, None, 1.0 - sum(shares)), *moving]
+
+        total = fused_variance(total, name, repair.feeds[name], models, restored=repair.rows)
     return stored(name, total, dtype)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..align.apply import transport_value
-from ..graph.fits import Fit, Layer, fits
+from ..graph.fits import Fit, NormFit, fits, norm_fits
 from ..graph.program import Program
 from ..network.samples import Samples
 from ..runtime import Runtime
@@ -35,21 +35,21 @@ def re_estimate(
     most_bytes: int,
 ) -> bool:
     """Set every BatchNorm's running statistics, in place; False where there is none."""
+    layered = (fit.norm for fit in fits(program)[0] if fit.norm is not None)
     plan = [
-        fit
-        for fit in fits(program)[0]
-        if fit.norm is not None and left.isdisjoint(fit.norm.tensors.values())
+        norm
+        for norm in (*layered, *(fit.norm for fit in norm_fits(program)))
+        if left.isdisjoint(norm.tensors.values())
     ]
+    plan.sort(key=lambda norm: program.position[norm.node])
     lockstep = Lockstep((), program, fused, samples, device=runtime.device, most_bytes=most_bytes)
-    for at, fit in enumerate(plan):
+    for at, norm in enumerate(plan):
         runtime.progress("calibrate", at, len(plan))
         own = _Moments()
-        for stop in lockstep.stops((), fit.layer.node):
-            value = stop.fused.to(fit.layer.node)
-            own.add(_rows(lockstep.cut(value, stop), fit.layer))
-        assert fit.norm is not None
+        for stop in lockstep.stops((), norm.node):
+            own.add(_rows(lockstep.cut(stop.fused[norm.input], stop), 1))
         for part, value in (("running_mean", own.mean), ("running_var", own.variance)):
-            name = fit.norm.tensors[part]
+            name = norm.tensors[part]
             fused[name] = value.to(fused[name])
     return bool(plan)
 
@@ -77,11 +77,11 @@ def rescale(
         runtime: Device and progress.
         most_bytes: Memory for what stopped passes hold.
     """
+    every: list[Fit | NormFit] = [*fits(program)[0], *norm_fits(program)]
     plan = [
-        fit
-        for fit in fits(program)[0]
-        if _own(fit) not in program.outputs and left.isdisjoint(fit.tensors)
+        fit for fit in every if _own(fit) not in program.outputs and left.isdisjoint(fit.tensors)
     ]
+    plan.sort(key=lambda fit: program.position[_own(fit)])
     keep = frozenset(_own(fit) for fit in plan)
     lockstep = Lockstep(
         parents, program, fused, samples, device=runtime.device, keep=keep, most_bytes=most_bytes
@@ -91,13 +91,14 @@ def rescale(
         own = _own(fit)
         mine = _Moments()
         theirs = [_Moments() for _ in parents]
-        for stop in lockstep.stops([own], fit.layer.node):
-            mine.add(_rows(lockstep.cut(stop.fused.to(own), stop), fit.layer))
+        first = fit.norm.node if isinstance(fit, NormFit) else fit.layer.node
+        for stop in lockstep.stops([own], first):
+            mine.add(_rows(lockstep.cut(stop.fused.to(own), stop), _channel(fit)))
             for moments, walk in zip(theirs, stop.parents, strict=True):
-                moments.add(_rows(lockstep.cut(walk[own], stop), fit.layer))
-        goal = _goal(parents, theirs, own, fit.layer)
+                moments.add(_rows(lockstep.cut(walk[own], stop), _channel(fit)))
+        goal = _goal(parents, theirs, own, _channel(fit))
         gain, shift = _correct(fit, fused, mine, *goal)
-        lockstep.adjust(own, gain, shift, channel=1 if fit.layer.window is not None else -1)
+        lockstep.adjust(own, gain, shift, channel=_channel(fit))
     return bool(plan)
 
 
@@ -124,23 +125,25 @@ class _Moments:
         return (torch.as_tensor(self.square / self.count) - self.mean.square()).clamp(min=0)
 
 
-def _own(fit: Fit) -> str:
+def _own(fit: Fit | NormFit) -> str:
     return fit.norm.node if fit.norm is not None else fit.layer.node
 
 
-def _rows(value: Tensor, layer: Layer) -> Tensor:
-    if layer.window is not None:
-        value = value.movedim(1, -1)
+def _channel(fit: Fit | NormFit) -> int:
+    return 1 if isinstance(fit, NormFit) or fit.layer.window is not None else -1
+
+
+def _rows(value: Tensor, channel: int) -> Tensor:
+    value = value.movedim(channel, -1)
     return value.reshape(-1, value.shape[-1])
 
 
 def _goal(
-    parents: Sequence[Parent], theirs: Sequence[_Moments], own: str, layer: Layer
+    parents: Sequence[Parent], theirs: Sequence[_Moments], own: str, at: int
 ) -> tuple[Tensor, Tensor]:
     """Weighted mean of the parents' means and deviations, on the anchor's units."""
     mean = torch.zeros_like(theirs[0].mean)
     deviation = torch.zeros_like(mean)
-    at = 1 if layer.window is not None else -1
     for parent, moments in zip(parents, theirs, strict=True):
         found = [moments.mean, moments.variance.sqrt()]
         if parent.alignment is not None:
@@ -156,7 +159,7 @@ def _goal(
 
 
 def _correct(
-    fit: Fit, fused: dict[str, Tensor], mine: _Moments, mean: Tensor, deviation: Tensor
+    fit: Fit | NormFit, fused: dict[str, Tensor], mine: _Moments, mean: Tensor, deviation: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Scale and shift the layer (or the norm after it); what that does to its outputs."""
     own = mine.variance.sqrt()

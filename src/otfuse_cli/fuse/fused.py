@@ -63,14 +63,13 @@ class Fused:
         sources = self.selection.of(name, self.sources)
         if not sources:
             return average(name, self.whole, (), dtype=dtype)
-        feed = self.repair.feeds.get(name) if self.repair is not None else None
         fused = average(
             name,
             self.anchor,
             sources,
             dtype=dtype,
             repair=self.repair,
-            feeding=sources if feed is None else self.selection.of(feed[0], self.sources),
+            feeding=lambda weight: self.selection.of(weight, self.sources),
         )
         whole = self.whole.checkpoint.infos[name].shape
         if tuple(fused.shape) == whole:

@@ -85,9 +85,27 @@ class Lockstep:
         """Number of batches."""
         return len(self._batches)
 
-    def stops(self, targets: Sequence[str], layer: str) -> Iterator[Stop]:
-        """Every batch: the parents run up to `targets`, the fused network before `layer`."""
+    def stops(
+        self,
+        targets: Sequence[str],
+        layer: str,
+        *,
+        again: bool = False,
+        most: int | None = None,
+    ) -> Iterator[Stop]:
+        """Every batch: the parents run up to `targets`, the fused network before `layer`.
+
+        Args:
+            targets: Values of the parents.
+            layer: Of the fused network.
+            again: The same targets are asked for once more.
+            most: End with the batch that makes it so many samples.
+        """
+        seen = 0
         for at in range(self.batches):
+            if most is not None and seen >= most:
+                return
+            seen += self._batches[at].count
             stop = self._standing.pop(at, None) or self._start(at, frozenset(targets))
             for walk in stop.parents:
                 for name in targets:
@@ -99,7 +117,7 @@ class Lockstep:
             yield stop
             if self._hold:
                 for walk in stop.parents:
-                    for name in targets:
+                    for name in () if again else targets:
                         walk.release(name)
                 self._standing[at] = stop
 

@@ -12,15 +12,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..align.apply import transport_value
-from ..graph.fits import Fit, Norm, fits
+from ..graph.batch_norms import Norm
+from ..graph.fits import Fit, NormFit, fits, norm_fits
 from ..graph.program import Program
 from ..network.samples import Samples
 from ..network.walk import Walk
 from ..runtime import Runtime
 from .lockstep import Lockstep, Parent, Stop
 from .patches import Rows, along_outputs, rows_of
+from .refit_norm import fit_norm
 from .ridge import Ridge, Solution
+from .target import MeanTarget
 
 # From a fit and its number of rows: how often each position counts (None: all once), the ridge.
 Stress = Callable[[Fit, int], tuple[Tensor | None, float]]
@@ -53,7 +55,7 @@ def refit(
     aim: Aim | None = None,
     stress: Stress | None = None,
 ) -> tuple[list[Refitted], tuple[str, ...]]:
-    """Fit every layer of `fused`, in place.
+    """Fit every layer of `fused`, and every BatchNorm that belongs to none, in place.
 
     Args:
         parents: The anchor first; their weights sum to 1.
@@ -64,7 +66,7 @@ def refit(
         left: Tensors that stay as they are.
         runtime: Device, seed, progress.
         most_bytes: Memory for what stopped passes hold.
-        aim: What a value should be, from the parents'; None for `mean_value`.
+        aim: What a value should be, from the parents'; None for their mean (`target`).
         stress: What counts more in a layer's fit, and its ridge; None for all alike, and `ridge`.
 
     Returns:
@@ -73,18 +75,28 @@ def refit(
     Raises:
         SolveFailed: A singular fit.
     """
-    plan, shared = fits(program)
-    plan = tuple(fit for fit in plan if left.isdisjoint(fit.tensors))
+    layers, shared = fits(program)
+    every: list[Fit | NormFit] = [*layers, *norm_fits(program)]
+    plan = [fit for fit in every if left.isdisjoint(fit.tensors)]
+    plan.sort(key=lambda fit: program.position[_place(fit)])
     keep = frozenset(fit.target for fit in plan)
     lockstep = Lockstep(
         parents, program, fused, samples, device=runtime.device, keep=keep, most_bytes=most_bytes
     )
     done: list[Refitted] = []
     weigh = stress or (lambda fit, rows: (None, ridge))
+    mean = MeanTarget(lockstep) if aim is None else None
+    toward = aim or mean
+    assert toward is not None
     for at, fit in enumerate(plan):
         runtime.progress("refit", at, len(plan))
+        if mean is not None:
+            mean.watch(fit.target, _place(fit))
         draw = runtime.generator(7_000_000 + at)
-        found = _fit(fit, lockstep, weigh, draw, aim or mean_value)
+        if isinstance(fit, NormFit):
+            found = _fit_norm(fit, lockstep, ridge, toward)
+        else:
+            found = _fit(fit, lockstep, weigh, draw, toward)
         if found is not None:
             done.append(found)
     runtime.progress("refit", len(plan), len(plan))
@@ -133,6 +145,19 @@ def _fit(
     return Refitted(fit.name, solution.before, solution.after)
 
 
+def _fit_norm(fit: NormFit, lockstep: Lockstep, ridge: float, aim: Aim) -> Refitted | None:
+    def target(stop: Stop) -> Tensor:
+        return aim(fit.target, lockstep.parents, stop.parents)
+
+    misses = fit_norm(fit, lockstep, ridge, target)
+    return None if misses is None else Refitted(fit.name, *misses)
+
+
+def _place(fit: Fit | NormFit) -> str:
+    """The value before which the fused network stops."""
+    return fit.norm.node if isinstance(fit, NormFit) else fit.layer.node
+
+
 def _channel(fit: Fit, value: Tensor) -> int:
     return 1 if fit.layer.window is not None else value.dim() - 1
 
@@ -143,19 +168,6 @@ def _target(fit: Fit, lockstep: Lockstep, stop: Stop, aim: Aim) -> Tensor:
     if fit.minus is not None:
         wanted = wanted - stop.fused[fit.minus]
     return lockstep.cut(wanted, stop)
-
-
-def mean_value(name: str, parents: Sequence[Parent], walks: Sequence[Walk]) -> Tensor:
-    """Weighted mean over the parents of a value, each on the anchor's units; the anchor first."""
-    anchor: Tensor = walks[0][name]
-    mean = anchor
-    for parent, walk in zip(parents[1:], walks[1:], strict=True):
-        value = walk[name]
-        if parent.alignment is not None:
-            axes = parent.program.axes[name]
-            value = transport_value(value, axes, parent.graph, parent.alignment, anchor=anchor)
-        mean = mean + parent.weight * (value - anchor)
-    return mean
 
 
 class _Folded:

@@ -11,7 +11,7 @@ feeds its norm again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -19,8 +19,9 @@ import torch
 from ..align.alignment import Alignment
 from ..align.apply import transport
 from ..align.models import Model
-from ..graph.axes import Axis, axis_units
-from ..graph.model import GraphTensor, LayerGraph, Op, OpKind, Role
+from ..graph.axes import Axis, axis_size, axis_units
+from ..graph.feeding import Feed, is_normed, norm_feeds, weight_rows
+from ..graph.model import GraphTensor, LayerGraph, Op, OpKind
 from ..transport.maps import Map
 
 # A correction smaller than this is rounding of float32 sums; values are left as they are.
@@ -35,14 +36,14 @@ class Repair:
     Attributes:
         rows: Weight to the axis whose rows get their length back.
         outputs: Weights of output layers, which get one factor.
-        feeds: Running variance to (weight, axis) of the layer that feeds its norm.
-        means: Running mean to that weight: a model counts as much in one as in the other.
+        feeds: Running variance to what feeds its norm, part by part.
+        means: Running mean to a weight of those: a model counts as much in one as in the other.
         warnings: What could not be repaired, and why.
     """
 
     rows: Mapping[str, int] = field(default_factory=dict)
     outputs: frozenset[str] = frozenset()
-    feeds: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    feeds: Mapping[str, tuple[Feed, ...]] = field(default_factory=dict)
     means: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -52,38 +53,36 @@ def plan_repair(graph: LayerGraph) -> Repair:
 
     Rows of layers that no norm follows, where the activation is positively homogeneous (the space
     may be scaled); one factor for output layers; the variance of each BatchNorm whose feeding
-    layer is known.
+    layers are known: it may stand behind a layer, behind its activation, or on a sum of layers.
     """
     rows: dict[str, int] = {}
     outputs: set[str] = set()
-    feeds: dict[str, tuple[str, int]] = {}
+    feeds: dict[str, tuple[Feed, ...]] = {}
     means: dict[str, str] = {}
     warnings: list[str] = []
     left: list[str] = []
     normalised = {d.source for d in graph.derived}
     for at, op in enumerate(graph.ops):
-        after = graph.ops[at + 1] if at + 1 < len(graph.ops) else None
-        normed = after is not None and after.kind is OpKind.NORM and after.reads == (op.writes,)
-        if op.kind is OpKind.NORM and op.detail == "batch" and "running_var" in op.tensors:
-            before = graph.ops[at - 1] if at else None
-            feed = _matrix(graph, before) if before and op.reads == (before.writes,) else None
-            if feed is None:
+        if _batch_norm(op):
+            found = norm_feeds(graph, at)
+            before = [row for feed in found for row in feed.rows]
+            if not all(feed.rows for feed in found):
+                part = " in part" if before else ""
                 warnings.append(
                     f"{op.name}: the layer that feeds this BatchNorm is not known, its running "
-                    "variance is the weighted mean"
+                    f"variance is the weighted mean{part}"
                 )
-            else:
-                feeds[op.tensors["running_var"]] = feed
-                if "running_mean" in op.tensors:
-                    means[op.tensors["running_mean"]] = feed[0]
-        elif op.kind in (OpKind.LINEAR, OpKind.CONV) and not normed:
-            found = _matrix(graph, op)
-            if found is None or graph.tensors[found[0]].aliases or found[0] in normalised:
+            if before:
+                feeds[op.tensors["running_var"]] = found
+                means[op.tensors.get("running_mean", "")] = before[0][0]
+        elif op.kind in (OpKind.LINEAR, OpKind.CONV) and not is_normed(graph, at):
+            weight = weight_rows(graph, op)
+            if weight is None or graph.tensors[weight[0]].aliases or weight[0] in normalised:
                 continue
             if _is_output(graph, op.writes):
-                outputs.add(found[0])
+                outputs.add(weight[0])
             elif _scales(graph, op.writes):
-                rows[found[0]] = found[1]
+                rows[weight[0]] = weight[1]
             else:
                 left.append(op.name)
     if left:
@@ -92,13 +91,9 @@ def plan_repair(graph: LayerGraph) -> Repair:
             f"the row norms of {len(left)} layers ({names}) are not restored: the activation after "
             "them is not known to be homogeneous"
         )
-    known = set(feeds)
+    seen = {name for op in graph.ops for name in op.tensors.values()}
     for name in graph.tensors:
-        if (
-            name.endswith("running_var")
-            and name not in known
-            and not any(name in op.tensors.values() for op in graph.ops)
-        ):
+        if name.endswith("running_var") and name not in seen:
             warnings.append(f"{name}: no operation is known for it, it is the weighted mean")
     return Repair(rows, frozenset(outputs), feeds, means, tuple(warnings))
 
@@ -140,48 +135,123 @@ def row_norms(repair: Repair | None, name: str) -> RowNorms | None:
     return RowNorms(repair.rows.get(name))
 
 
+# Who counts how much in the average of a tensor: model, maps (None: the anchor), share.
+Models = Sequence[tuple[Model, Alignment | None, float]]
+
+
 def fused_variance(
     mean_M: torch.Tensor,
     variance: str,
-    feed: tuple[str, int],
-    models: Sequence[tuple[Model, Alignment | None, float]],
+    feeds: Sequence[Feed],
+    models: Callable[[str], Models],
+    *,
+    restored: Collection[str] = (),
 ) -> torch.Tensor:
     """Running variance of the fused units, by the lengths and angles of what feeds them.
 
-    `|| sum_k w_k sum_n produce_k[n, m] sqrt(v_kn) u_kn ||^2`, u = unit-norm incoming row, its
-    inputs mapped. Units without incoming weights keep the mean.
+    `|| sum_k w_k sum_n produce_k[n, m] sqrt(v_kn) u_kn ||^2`, u = incoming row, its inputs mapped,
+    of unit length over all layers that add up to the unit. Rows that get their length back count
+    with the mean of their lengths instead of the length of their mean. Units without incoming
+    weights, or whose layers are not known, keep the mean.
 
     Args:
         mean_M: The produce-weighted mean of the variances.
         variance: Name of the running variance.
-        feed: Weight and axis of the layer before the norm.
-        models: Model, its maps (None: the anchor, in place) and its share; the anchor first.
+        feeds: What feeds the norm; the parts of its axis in order.
+        models: By the name of a weight before the norm; the anchor first.
+        restored: Weights whose rows get their length back.
     """
-    weight, dim = feed
-    if any(_keeps(alignment) for _, alignment, _ in models):
+    every = [model for feed in feeds for weight, _ in feed.rows for model in models(weight)]
+    if any(_keeps(alignment) for _, alignment, _ in every):
         return mean_M  # anchor units among the source's: there is no row for them to be read from
-    total: torch.Tensor | None = None
-    for model, alignment, share in models:
-        node = model.graph.tensors[weight]
-        rows = model.read(weight).double()
-        # Reordered inputs leave the length of a row: all axes of a hard alignment move at once,
-        # as they must where one axis is the index of another (grouped convolutions).
-        soft = alignment if alignment is not None and not alignment.hard else None
-        if soft is not None:
-            inputs = [d for d in range(rows.dim()) if d != dim]
-            rows = transport(rows, weight, model.graph, _on(soft, node, inputs))
-        deviation = model.read(variance).double().clamp(min=0).sqrt()
-        norms = _norms(rows, dim)
-        gain = torch.where(norms > 0, deviation / norms, 0.0)
-        rows = rows * gain.view([-1 if d == dim else 1 for d in range(rows.dim())])
-        if alignment is not None:
-            whole = alignment if soft is None else _on(soft, node, [dim])
-            rows = transport(rows, weight, model.graph, whole)
-        total = rows * share if total is None else total.add_(rows, alpha=share)
-    assert total is not None
-    found = _norms(total, dim).square().to(mean_M)
-    same = (found - mean_M).abs() <= _NOTHING * mean_M
-    return torch.where(same | (found == 0), mean_M, found)
+    if len(feeds) == 1:
+        return _part_variance(mean_M, variance, feeds, 0, models, restored)
+    model, alignment, _ = every[0]
+    sizes = {**model.graph.sizes, **_sizes(alignment)}
+    parts = torch.split_with_sizes(mean_M, [axis_size(feed.axis, sizes) for feed in feeds])
+    found = [
+        _part_variance(mean, variance, feeds, at, models, restored) for at, mean in enumerate(parts)
+    ]
+    return torch.cat(found)
+
+
+def _part_variance(
+    mean_M: torch.Tensor,
+    variance: str,
+    feeds: Sequence[Feed],
+    at: int,
+    models: Callable[[str], Models],
+    restored: Collection[str],
+) -> torch.Tensor:
+    """The same for the units of one part of the norm's axis."""
+    if not feeds[at].rows:
+        return mean_M
+    gains: dict[int, torch.Tensor] = {}
+    square_M: torch.Tensor | float = 0.0
+    for weight, dim in feeds[at].rows:
+        length = RowNorms(dim)
+        total: torch.Tensor | None = None
+        for model, alignment, share in models(weight):
+            if model.index not in gains:
+                gains[model.index] = _per_length(model, alignment, variance, feeds, at)
+            rows = _reading(model, weight, dim, alignment)
+            rows = rows * gains[model.index].view(
+                [-1 if d == dim else 1 for d in range(rows.dim())]
+            )
+            rows = _made(model, weight, dim, alignment, rows)
+            length.add(share, rows)
+            total = rows * share if total is None else total.add_(rows, alpha=share)
+        assert total is not None
+        assert length.mean is not None
+        own_M = length.mean if weight in restored else _norms(total, dim)
+        square_M = square_M + own_M.square()
+    assert isinstance(square_M, torch.Tensor)
+    new = square_M.to(mean_M)
+    same = (new - mean_M).abs() <= _NOTHING * mean_M
+    return torch.where(same | (new == 0), mean_M, new)
+
+
+def _per_length(
+    model: Model, alignment: Alignment | None, variance: str, feeds: Sequence[Feed], at: int
+) -> torch.Tensor:
+    """Deviation of a model's units per length of the rows that make them."""
+    sizes = [axis_size(f.axis, model.graph.sizes) for f in feeds]
+    part = torch.split_with_sizes(model.read(variance), sizes)[at]
+    deviation = part.double().clamp(min=0).sqrt()
+    rows = (_reading(model, weight, dim, alignment) for weight, dim in feeds[at].rows)
+    squares = [_norms(r, dim).square() for r, (_, dim) in zip(rows, feeds[at].rows, strict=True)]
+    norms = torch.stack(squares).sum(0).sqrt()
+    return torch.where(norms > 0, deviation / norms, 0.0)
+
+
+def _reading(model: Model, weight: str, dim: int, alignment: Alignment | None) -> torch.Tensor:
+    """A model's rows, float64, as they read the anchor's units.
+
+    Reordered inputs leave the length of a row: all axes of a hard alignment move at once later,
+    as they must where one axis is the index of another (grouped convolutions).
+    """
+    rows = model.read(weight).double()
+    if alignment is None or alignment.hard:
+        return rows
+    inputs = [d for d in range(rows.dim()) if d != dim]
+    on_inputs = _on(alignment, model.graph.tensors[weight], inputs)
+    return transport(rows, weight, model.graph, on_inputs)
+
+
+def _made(
+    model: Model, weight: str, dim: int, alignment: Alignment | None, rows: torch.Tensor
+) -> torch.Tensor:
+    """Rows from `_reading` as they make the anchor's units."""
+    if alignment is None:
+        return rows
+    node = model.graph.tensors[weight]
+    rest = alignment if alignment.hard else _on(alignment, node, [dim])
+    return transport(rows, weight, model.graph, rest)
+
+
+def _sizes(alignment: Alignment | None) -> Mapping[str, int]:
+    """Sizes of spaces after their maps."""
+    return {} if alignment is None else {s: m.sizes[1] for s, m in alignment.maps.items()}
 
 
 def _keeps(alignment: Alignment | None) -> bool:
@@ -203,20 +273,9 @@ def _norms(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
     return tensor.double().square().sum(rest).sqrt()
 
 
-def _matrix(graph: LayerGraph, op: Op | None) -> tuple[str, int] | None:
-    """The weight of a layer and the axis that makes its units, a row for each.
-
-    None for a grouped transposed convolution: its groups are on the axis that it reads.
-    """
-    if op is None or op.kind not in (OpKind.LINEAR, OpKind.CONV):
-        return None
-    for name in op.tensors.values():
-        node = graph.tensors[name]
-        if len(node.axes) > 1:
-            for dim, axis in enumerate(node.axes):
-                if Role.PRODUCE in axis.roles:
-                    return (name, dim) if axis.expr == op.writes else None
-    return None
+def _batch_norm(op: Op) -> bool:
+    """Whether it is one with running statistics."""
+    return op.kind is OpKind.NORM and op.detail == "batch" and "running_var" in op.tensors
 
 
 def _is_output(graph: LayerGraph, axis: Axis | None) -> bool:

@@ -8,12 +8,13 @@ is what the addition should give, less the other operand (DESIGN section 3, Refi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import Node
 
+from .batch_norms import Norm, batch_norm, norm_after, only_reader
 from .nodes import named_arguments, operator_name
 from .program import Program
 
@@ -61,12 +62,25 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Norm:
-    """A BatchNorm in eval mode that follows a layer: its value, tensors by part, and epsilon."""
+class NormFit:
+    """A BatchNorm that belongs to no layer: behind an activation, on a sum, on a concatenation."""
 
-    node: str
-    tensors: Mapping[str, str]
-    eps: float
+    norm: Norm
+
+    @property
+    def target(self) -> str:
+        """The value whose mean over the parents is aimed at."""
+        return self.norm.node
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Tensors that a solution changes."""
+        return tuple(self.norm.tensors.values())
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return self.norm.tensors["weight"].removesuffix(".weight")
 
 
 @dataclass(frozen=True)
@@ -108,13 +122,7 @@ def fits(program: Program) -> tuple[tuple[Fit, ...], tuple[str, ...]]:
 
     What is used twice has no target of its own and is left as it is.
     """
-    uses = Counter(
-        program.tensors[used.name]
-        for node in program.nodes
-        if node.op == "call_function"
-        for used in node.all_input_nodes
-        if used.name in program.tensors
-    )
+    uses = _uses(program)
     found, shared = [], []
     for layer in layers(program):
         if uses[layer.weight] > 1 or (layer.bias is not None and uses[layer.bias] > 1):
@@ -122,6 +130,30 @@ def fits(program: Program) -> tuple[tuple[Fit, ...], tuple[str, ...]]:
         else:
             found.append(_fit(program, layer))
     return tuple(found), tuple(dict.fromkeys(shared))
+
+
+def norm_fits(program: Program) -> tuple[NormFit, ...]:
+    """BatchNorms in eval mode that are not part of a layer's fit, in execution order."""
+    uses = _uses(program)
+    plan, _ = fits(program)
+    folded = {fit.norm.node for fit in plan if fit.norm is not None}
+    found = []
+    for node in program.nodes:
+        norm = batch_norm(program, node) if node.name not in folded else None
+        if norm is not None and all(uses[name] == 1 for name in norm.tensors.values()):
+            found.append(NormFit(norm))
+    return tuple(found)
+
+
+def _uses(program: Program) -> Counter[str]:
+    """How often each tensor is read."""
+    return Counter(
+        program.tensors[used.name]
+        for node in program.nodes
+        if node.op == "call_function"
+        for used in node.all_input_nodes
+        if used.name in program.tensors
+    )
 
 
 def _layers(program: Program) -> Iterator[Layer]:
@@ -214,7 +246,7 @@ def _fit(program: Program, layer: Layer) -> Fit:
     norm = norm_after(program, by_name[layer.node])
     own = norm.node if norm is not None else layer.node
     last = by_name[own]
-    while (after := _only_reader(last)) is not None and _hands_on(layer, last, after):
+    while (after := only_reader(last)) is not None and _hands_on(layer, last, after):
         last = after
     if after is not None and operator_name(after) == "add" and not _scaled(after):
         other = next((n for n in after.all_input_nodes if n is not last), None)
@@ -226,11 +258,6 @@ def _fit(program: Program, layer: Layer) -> Fit:
         ):
             return Fit(layer, norm, after.name, other.name)
     return Fit(layer, norm, own, None)
-
-
-def _only_reader(node: Node) -> Node | None:
-    readers = list(node.users)
-    return readers[0] if len(readers) == 1 and readers[0].op == "call_function" else None
 
 
 def _hands_on(layer: Layer, node: Node, after: Node) -> bool:
@@ -248,20 +275,3 @@ def _scaled(node: Node) -> bool:
 
 def _same_shape(one: Node, other: Node) -> bool:
     return bool(one.meta["val"].shape == other.meta["val"].shape)
-
-
-def norm_after(program: Program, node: Node) -> Norm | None:
-    """A BatchNorm in eval mode with stored statistics that alone reads what a layer writes."""
-    after = _only_reader(node)
-    if after is None or "batch_norm" not in operator_name(after):
-        return None
-    given = named_arguments(after, {n: n for n in after.all_input_nodes})
-    if given.get("training") or given.get("input") is not node:
-        return None
-    parts = {
-        p: _tensor(program, given.get(p)) for p in ("weight", "bias", "running_mean", "running_var")
-    }
-    stored = {part: name for part, name in parts.items() if name is not None}
-    if len(stored) < 4:
-        return None
-    return Norm(after.name, stored, float(given["eps"]))

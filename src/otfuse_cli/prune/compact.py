@@ -81,7 +81,7 @@ class Pruner:
         moved = transport(model.read(name), name, graph, self.alignment)
         if name in self.feeds:
             whole = [(model, self.alignment, 1.0)]
-            moved = fused_variance(moved, name, self.feeds[name], whole)
+            moved = fused_variance(moved, name, self.feeds[name], lambda weight: whole)
         # Spaces whose units are dropped keep their size in the maps: they are cut last.
         merged = smaller(graph, {s: self.choice.kept[s] for s in self.choice.merges})
         moved = compact(moved.cpu(), merged.tensors[name], merged, self.dropped)
