@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..graph.axes import Axis
+from ..graph.axes import Axis, Fixed, axis_units
 from ..graph.model import LayerGraph, OpKind, Role
 from ..transport.cost import unit_rows
 from .alignment import Alignment
@@ -121,10 +121,17 @@ def raw_rows(
         columns = [(producer.norm["running_mean"], gain * bias + shift)]
     sizes = graph.sizes
     if alignment is not None:
-        weight = transport(weight, producer.weight, graph, alignment, without=space)
+        weight = transport(
+            weight, producer.weight, graph, alignment, without=space, only=producer.dim
+        )
         sizes = moved_sizes(graph, alignment, without=space)
     index = graph.spaces[space].per
     exprs = [axis.expr for axis in node.axes]
+    if alignment is not None and space in alignment.maps:
+        # A recurrent weight reads its own units: these columns have moved, and are features.
+        for dim, expr in enumerate(exprs):
+            if dim != producer.dim and space in axis_units(expr):
+                exprs[dim] = Fixed(weight.shape[dim])
     found = unfold(weight, exprs, producer.dim, space, sizes, index=index, pool=pool)
     del weight
     found = [model.widened(rows) for rows in found] if late else found
