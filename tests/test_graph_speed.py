@@ -151,9 +151,12 @@ def test_eight_times_the_tensors_take_about_eight_times_as_long(name):
     seconds = []
     for count in (300, 2400):
         shapes = make(count)
-        start = time.process_time()
-        graph = layer_graph(arch, shapes)
-        seconds.append(time.process_time() - start)
+        tries = []
+        for _ in range(3):  # the best of them: a collection of garbage may fall into any
+            start = time.process_time()
+            graph = layer_graph(arch, shapes)
+            tries.append(time.process_time() - start)
+        seconds.append(min(tries))
         assert graph.tensors.keys() == shapes.keys()
     assert seconds[1] < 24 * seconds[0], seconds  # 64 times, if it were quadratic
 

@@ -13,7 +13,8 @@ import otfuse_cli
 from otfuse_cli.align import large_space
 from otfuse_cli.align.unfold import unfold
 from otfuse_cli.checkpoint.digest import Trail
-from otfuse_cli.checkpoint.open import Checkpoint, open_checkpoint
+from otfuse_cli.checkpoint.disk import Disk
+from otfuse_cli.checkpoint.open import open_checkpoint
 from otfuse_cli.commands.merge import merge
 from otfuse_cli.commands.requests import MergeRequest
 from otfuse_cli.errors import UsageError
@@ -84,9 +85,20 @@ def test_the_output_is_hashed_as_it_is_written(tmp_path, monkeypatch):
     for at, path in enumerate(paths):
         save_file(net(at), path)
     request = MergeRequest(checkpoints=tuple(paths), output=tmp_path / "out.safetensors")
-    monkeypatch.setattr(Checkpoint, "sha256", lambda self: "read again")
+    read = []
+    fill = Disk._fill
+    monkeypatch.setattr(
+        Disk,
+        "_fill",
+        lambda self, part, start: (read.append((self.path.name, start)), fill(self, part, start)),
+    )
     (record,) = merge(request).output
-    assert record.sha256 == hashlib.sha256(request.output.read_bytes()).hexdigest()
+    written = request.output.read_bytes()
+    assert record.sha256 == hashlib.sha256(written).hexdigest()
+    again = [start for name, start in read if name == "out.safetensors"]
+    first = 8 + int.from_bytes(written[:8], "little")
+    assert again  # its header, to be sure that it can be read
+    assert max(again) < first
 
 
 def test_a_trail_takes_bytes_in_order_only():
