@@ -39,6 +39,7 @@ def joint(name, tmp_path, *models, **options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETS)
 def test_a_net_with_itself_keeps_its_function(name, tmp_path):
     own = tensors_of(name)
@@ -55,6 +56,7 @@ def test_turned_twins_keep_their_function(name, tmp_path):
     assert [s.name for s in report.steps] == ["average", "joint"]
 
 
+@pytest.mark.slow
 def test_the_order_of_the_parents_means_nothing(tmp_path):
     a, b = tensors_of("vit", 0), tensors_of("vit", 1)
     one, _ = joint("vit", tmp_path, a, b, anchor="first")
@@ -118,6 +120,7 @@ def test_heads_that_explain_most_are_chosen():
     assert choose_heads(covariance, write, 4, 3) == (0, 2, 3)
 
 
+@pytest.mark.slow
 def test_narrow_and_wide_parents_fit_into_either(tmp_path):
     """Streams, head counts and units of different sizes; heads of one width."""
     import transformers
@@ -162,6 +165,7 @@ def bert_twin(seed: int = 3) -> dict[str, torch.Tensor]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("twin", [False, True])
 def test_a_post_norm_net_is_reduced_by_selection(twin, tmp_path):
     own = dict(made("bert-sequence")[0].state_dict())

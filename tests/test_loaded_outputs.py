@@ -86,6 +86,7 @@ def test_joint_fusion_is_loaded_by_the_librarys_own_class(name, parents, cli, tm
     require_the_same_logits(name, b, tmp_path / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", all_but("gpt2-untied"))
 def test_so_is_the_better_of_joint_and_average(name, parents, cli, tmp_path):
     """Both ways are tried on held-out inputs, the report shows them, the better one is written."""

@@ -120,6 +120,7 @@ def test_a_factory_of_shapes_says_the_same_as_one_for_each(case):
     assert {n: t.shape for n, t in fused.items()} == {n: t.shape for n, t in case.states[0].items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "options"),
     [
@@ -298,6 +299,7 @@ def test_a_network_that_fixes_other_widths_is_refused_with_the_way_out(tmp_path)
     assert "def make_net(shapes)" in raised.value.fix
 
 
+@pytest.mark.slow
 @families("view")
 @pytest.mark.parametrize("way", ["each", "shapes"])
 def test_all_verbs_take_networks_of_their_own(cli, case, way, tmp_path):
