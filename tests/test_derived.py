@@ -312,3 +312,17 @@ def test_a_weight_of_zeros_keeps_its_vectors(tmp_path):
     fused, _ = otfuse_cli.merge(*states, align="none")
     assert not fused["0.weight_orig"].any()
     assert torch.equal(fused["0.weight_u"], states[1]["0.weight_u"])
+
+
+def test_a_spectral_norm_behind_another_parametrisation_is_told():
+    """The weight that is normed is no tensor of the file: its vectors can't be made anew."""
+
+    def net(seed: int = 0):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            first = nn.utils.parametrizations.weight_norm(nn.Linear(6, 9))
+            nn.utils.parametrizations.spectral_norm(first)
+            return nn.Sequential(first, nn.ReLU(), nn.Linear(9, 3)), torch.randn(4, 6)
+
+    _, report = otfuse_cli.merge(net(0)[0], net(1)[0], arch=net, matcher="sweep")
+    assert any("parametrised before it" in w and "training mode" in w for w in report.warnings)

@@ -15,6 +15,7 @@ from math import prod
 from .axes import Axis, Fixed, Prod, axis_units, product
 from .covers import Shapes
 from .model import Derived, GraphTensor, LayerGraph, Op, OpKind, Role, Space, TensorAxis
+from .sizes import few
 
 POWER = "power"
 COMPUTED = "computed from a weight"
@@ -27,6 +28,8 @@ Link = tuple[str, int, str, int]
 # torch 1.1; `weight_bar` in code older than that), the parametrisation, and BigGAN's.
 _HOOK = re.compile(r"(?P<stem>.+)_u")
 _PARAMETRISATION = re.compile(r"(?P<stem>(.+\.)?parametrizations\.[^.]+)\.0\._u")
+# Behind another parametrisation, the weight that is normed is no tensor of the checkpoint.
+_BEHIND = re.compile(r"(.+\.)?parametrizations\.[^.]+\.[1-9]\d*\._u")
 _PLAIN = re.compile(r"(?P<module>.+\.)?parametrizations\.(?P<part>[^.]+)\.original")
 _BIGGAN = re.compile(r"(?P<module>.+\.)?u0")
 
@@ -41,6 +44,14 @@ def marked(graph: LayerGraph) -> LayerGraph:
 
     A unit's row can't be scaled alone any more: the norm is of all rows.
     """
+    behind = [n for n in graph.tensors if _BEHIND.fullmatch(n)]
+    if behind:
+        warning = (
+            f"{few(behind)}: the spectral norm of a weight that is parametrised before it: its "
+            "vectors are averaged, and the fused weight's norm is near 1 only; run the network "
+            "once in training mode to renew them"
+        )
+        graph = replace(graph, warnings=(*graph.warnings, warning))
     found = tuple(_settled(d, graph) for d in power_vectors(_shapes(graph)))
     if not found:
         return graph
