@@ -6,7 +6,7 @@ that we built from names and shapes proves our arithmetic only, so the graph sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -112,7 +112,20 @@ def check_function(parents: Parents, aligned: Sequence[Aligned], *, seed: int = 
         return Checks("assumed", worst, verdict.assumption), ()
     if unlike:
         return Checks(), ("the function was not checked: some of the maps don't keep it",)
-    return Checks("kept", worst), ()
+    return Checks("kept", worst), tuple(_only_alike(parents, anchor, aligned))
+
+
+def _only_alike(
+    parents: Parents, anchor: Architecture, aligned: Sequence[Aligned]
+) -> Iterator[str]:
+    """Sources of other widths whose network is other code: running can't compare the two."""
+    for source in aligned:
+        theirs = parents.architecture(source.model.index)
+        if theirs is not anchor and not theirs.takes_shapes and not source.alignment.hard:
+            yield (
+                f"{source.model.checkpoint.label} has a network of its own and other widths: that "
+                "both compute alike is shown by their operations only"
+            )
 
 
 def reordered_change(known: Architecture, model: Model) -> tuple[Change | None, tuple[str, ...]]:

@@ -269,7 +269,7 @@ def fit(
     own = own or {}
     anchor = checkpoints[anchor_index]
     common = reconcile(checkpoints, anchor_index, known.graph, strict=strict, vocab=vocab)
-    models = []
+    models, guesses = [], list[str]()
     for index, checkpoint in enumerate(common.checkpoints):
         graph, shapes = common.graph, shapes_of(checkpoint)
         if index != anchor_index:
@@ -287,6 +287,8 @@ def fit(
                 from ..network.runnable import sizes_at
 
                 sizes = sizes_at(known, shapes)
+                if sizes is None and known.network is not None:
+                    guesses.append(_guessed(checkpoint.label, index))
             graph = resize(graph, shapes, label=checkpoint.label, anchor=anchor.label, known=sizes)
         models.append(Model(index, checkpoint, graph, device))
     return Parents(
@@ -296,8 +298,16 @@ def fit(
         Model(anchor_index, anchor, known.graph, device),
         common.kept,
         common.complete,
-        (*(c.remark for c in checkpoints if c.remark), *common.warnings),
+        (*(c.remark for c in checkpoints if c.remark), *common.warnings, *guesses),
         own=own,
+    )
+
+
+def _guessed(label: str, index: int) -> str:
+    """What is said where the network's code can't tell how wide the heads of a parent are."""
+    return (
+        f"{label}: the network does not run at these widths, so that how many heads they make is a "
+        f"guess; give it a network of its own: --arch {index}=file.py:factory"
     )
 
 
