@@ -64,8 +64,8 @@ def test_every_command_does_what_the_tutorial_shows(cli, tmp_path, monkeypatch):
                 run = cli(*arguments)
                 assert run.code == 0, (line, run.err)
                 # What names alone say is declared, and nothing else is to be said.
-                told = [t for t in run.err.splitlines() if not t.startswith("assumed: ")]
-                assert told == [], (line, told)
+                aside = [t for t in run.err.splitlines() if not t.startswith("assumed: ")]
+                assert aside == [], (line, aside)
                 printed += run.out
                 commands += 1
         else:
