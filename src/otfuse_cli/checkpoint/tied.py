@@ -41,6 +41,7 @@ class Tied(Checkpoint):
             container=whole.container,
             entries=entries,
             aliases={name: tuple(others) for name, others in ties.items()},
+            remark=whole.remark,
         )
 
 
