@@ -17,10 +17,9 @@ from ..errors import NETWORKS, GateFailed, SolveFailed
 from ..fuse.average import Aligned
 from ..fuse.fused import Fused
 from ..graph.model import LayerGraph
-from ..network.acid import Change, function_change, outputs_of, rounding
+from ..network.acid import Change, change_allowed, outputs_of
 from ..network.architecture import Architecture, module_state, real_network
 from ..network.factory import Network
-from ..network.precision import FLOAT32
 from ..network.relabel import draw_maps, relabel_state
 from ..report import Checks
 from .parents import Parents
@@ -267,26 +266,9 @@ def _change(
     maps: Mapping[str, torch.Tensor],
     other: Network | None = None,
 ) -> Change:
-    """In float64, where the network can; in float32 where its kernels can't."""
     called = network.module, network.args, network.kwargs
-    for dtype in (torch.float64, torch.float32):
-        try:
-            change = function_change(
-                *called,
-                before,
-                after,
-                dtype=dtype,
-                graph=graph,
-                maps=maps,
-                other=None if other is None else other.module,
-            )
-            # Some networks compute in half precision, whatever they are given.
-            rough = change > FLOAT32 and rounding(*called, before, dtype=dtype)
-            return Change(change, rough or FLOAT32)
-        except RuntimeError:
-            if dtype is torch.float32:
-                raise
-    raise AssertionError
+    reader = None if other is None else other.module
+    return change_allowed(*called, before, after, graph=graph, maps=maps, other=reader)
 
 
 def _outputs(network: Network, known: Architecture, read: Reader) -> list[torch.Tensor]:

@@ -199,6 +199,44 @@ class Change:
     allowed: float
 
 
+def change_allowed(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
+    *,
+    graph: LayerGraph | None = None,
+    maps: Maps | None = None,
+    other: nn.Module | None = None,
+) -> Change:
+    """`function_change` in float64, where the network can; in float32 where its kernels can't.
+
+    Raises:
+        RuntimeError: The network doesn't run on these tensors (ValueError likewise).
+    """
+    for dtype in (torch.float64, torch.float32):
+        try:
+            error = function_change(
+                module,
+                args,
+                kwargs,
+                before,
+                after,
+                dtype=dtype,
+                graph=graph,
+                maps=maps,
+                other=other,
+            )
+            # Some networks compute in half precision, whatever they are given.
+            rough = error > FLOAT32 and rounding(module, args, kwargs, before, dtype=dtype)
+            return Change(error, rough or FLOAT32)
+        except (RuntimeError, ValueError):
+            if dtype is torch.float32:
+                raise
+    raise AssertionError
+
+
 def rounding(
     module: nn.Module,
     args: tuple[Any, ...],

@@ -6,9 +6,8 @@ import torch
 from torch import nn
 
 from ..align.models import Model
-from ..network.acid import Change, function_change, rounding
+from ..network.acid import Change, change_allowed
 from ..network.architecture import Architecture, module_state, real_network
-from ..network.precision import FLOAT32
 from ..network.runnable import network_at
 from .compact import Kept, compact, expand
 
@@ -34,12 +33,8 @@ def masked_change(known: Architecture, model: Model, kept: Kept) -> Change | Non
     if known.takes_shapes:
         reduced = network_at(known, {name: small(name) for name in graph.tensors}).module
     before, left = (module_state(network, known.names, read) for read in (masked, small))
-    for dtype in (torch.float64, torch.float32):
-        try:
-            called = network.module, network.args, network.kwargs
-            change = function_change(*called, before, left, dtype=dtype, other=reduced)
-            rough = change > FLOAT32 and rounding(*called, before, dtype=dtype)
-            return Change(change, rough or FLOAT32)
-        except (RuntimeError, ValueError):  # a shape that the module has fixed, or a kernel
-            continue
-    return None
+    called = network.module, network.args, network.kwargs
+    try:
+        return change_allowed(*called, before, left, other=reduced)
+    except (RuntimeError, ValueError):  # a shape that the module has fixed
+        return None
