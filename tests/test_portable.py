@@ -23,11 +23,10 @@ from otfuse_cli.checkpoint import draft
 from otfuse_cli.checkpoint.dcp import is_plain_name
 from otfuse_cli.checkpoint.disk import Disk
 from otfuse_cli.checkpoint.publication import Publication
-from otfuse_cli.checkpoint.suffix import named_suffix
+from otfuse_cli.checkpoint.suffix import is_folder_name, named_suffix
 from otfuse_cli.errors import UnreadableInput
 from otfuse_cli.network.factory import build, find_callable, names_a_module, split_spec
 from otfuse_cli.network.sample_files import read_entries
-from otfuse_cli.stored import is_folder_name
 from test_publication import mlp, snapshot
 
 _POSIX = (
@@ -316,6 +315,7 @@ def test_a_spec_on_a_drive_is_no_module(arch: str, module: bool) -> None:
 
 NET = """
 import torch
+from otfuse_cli.checkpoint.suffix import is_folder_name
 
 def make_net():
     return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU()), torch.zeros(1, 3)

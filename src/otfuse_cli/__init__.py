@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from . import align
 from . import prune as _room  # noqa: F401
 from .errors import OtfuseError
-from .report import Report
 
 if TYPE_CHECKING:
     import torch
 
     from .commands.requests import Source
+    from .report import Report
 
 __version__ = "0.1.0"
 
@@ -37,6 +37,15 @@ __all__ = [
     "prune",
     "prune_fuse",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The report's type, once it is asked for: its many records take a while to be made."""
+    if name != "Report":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .report import Report
+
+    return Report
 
 
 def merge(*checkpoints: Source, **options: Any) -> tuple[dict[str, torch.Tensor], Report]:

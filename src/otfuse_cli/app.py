@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,9 +29,11 @@ from .errors import ExitCode
 from .help import Command, Group
 from .options import signature
 from .render import Outcome, View
-from .report import Report
 from .running import Request, Verb, finish, foreseen, run_verb
 from .runtime import Progress
+
+if TYPE_CHECKING:
+    from .report import Report
 
 app = typer.Typer(
     name="otfuse",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .report import Estimate, Report
 from .tables import Look, clean, new_table, number
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from .report import Estimate, Report
 
 _KINDS = {
     "missing": "missing",

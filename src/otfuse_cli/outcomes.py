@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .report import Report
 from .tables import Look, bar, clean, new_table, number, plain
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from .report import Report
 
 
 def candidates(report: Report) -> Table:

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any, TextIO
 from . import __version__, comparisons, outcomes, tables
 from .commands.requests import STANDARD
 from .errors import NETWORKS, ExitCode, OtfuseError
-from .report import ENVELOPE, Report
 from .runtime import Progress, silent
-from .stored import report_beside
 from .tables import Look
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as Bars
     from rich.table import Table
+
+    from .report import Report
 
 _BARS_FROM = 72  # narrower terminals do without bars
 _PLAIN_WIDTH = 100_000
@@ -75,6 +75,8 @@ class Outcome:
 
     def envelope(self) -> dict[str, Any]:
         """What `--json` prints (docs/report.md)."""
+        from .report import ENVELOPE
+
         return {
             "schema": ENVELOPE,
             "command": self.command,
@@ -259,6 +261,8 @@ def _print_head(sheet: _Sheet, report: Report, view: View) -> None:
         if record.sha256 is not None:
             rows.append(("sha256", record.sha256))
     if view.report is not None or report.output:
+        from .stored import report_beside
+
         where = view.report or report_beside(Path(report.output[0].path))
         rows.append(("report", str(where)))
     if report.graph is not None:

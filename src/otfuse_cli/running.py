@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
@@ -13,11 +13,13 @@ from .commands.requests import STANDARD
 from .errors import ExitCode, OtfuseError, OutputRefused, UsageError
 from .options import RunOptions, build, split
 from .render import Outcome, View
-from .report import Report
 from .runtime import Progress, return_freed_memory
 
+if TYPE_CHECKING:
+    from .report import Report
+
 Request = TypeVar("Request")
-Verb = Callable[[Request, Progress], Report]
+Verb = Callable[[Request, Progress], "Report"]
 
 
 class Bug(OtfuseError):
@@ -111,5 +113,7 @@ def _view(options: RunOptions, keywords: dict[str, Any]) -> View:
 
 
 def _report_of(error: BaseException) -> Report | None:
+    from .report import Report
+
     report = getattr(error, "report", None)
     return report if isinstance(report, Report) else None

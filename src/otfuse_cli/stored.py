@@ -11,9 +11,10 @@ import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from math import isfinite
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, TextIO
 
+from .checkpoint.suffix import is_folder_name
 from .errors import GateFailed, UnreadableInput, UsageError
 from .report import (
     ENVELOPE,
@@ -51,11 +52,6 @@ def report_beside(checkpoint: Path) -> Path:
     if checkpoint.is_dir() or (not checkpoint.exists() and is_folder_name(checkpoint)):
         return checkpoint / f"{checkpoint.resolve().name}.report.json"
     return checkpoint.with_suffix(".report.json")
-
-
-def is_folder_name(path: PurePath) -> bool:
-    """Whether an output of this name is a folder: it has no suffix (one begins with a letter)."""
-    return not path.suffix[1:2].isalpha()
 
 
 def read_beside(checkpoint: Path) -> Report:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .report import Checks, FileRecord, LayerRecord, Report, SpaceRecord
-
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from .report import Checks, FileRecord, LayerRecord, Report, SpaceRecord
 
 BAR = 24  # characters of the longest bar
 

@@ -6,7 +6,6 @@ import re
 from pathlib import Path, PurePath
 
 from ..errors import UsageError
-from ..stored import is_folder_name
 
 PT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".checkpoint")
 SUFFIXES = (".safetensors", *PT_SUFFIXES)
@@ -43,6 +42,11 @@ def named_suffix(path: PurePath) -> str | None:
     if path.suffix in SUFFIXES:
         return path.suffix
     return "" if is_folder_name(path) and path.name not in SUFFIXES else None
+
+
+def is_folder_name(path: PurePath) -> bool:
+    """Whether an output of this name is a folder: it has no suffix (one begins with a letter)."""
+    return not path.suffix[1:2].isalpha()
 
 
 def parse_size(text: str) -> int:

@@ -71,7 +71,8 @@ _PAPER: Mapping[str, Any] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+# Most groups of options are bases only: without methods of their own, `otfuse --help` is faster.
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class FusionOptions:
     """Options that `merge`, `prune-fuse` and `inspect --ot-costs` share. None: not given."""
 
@@ -174,7 +175,7 @@ class ImproveOptions(FusionOptions):
         return "auto" if self.has_inputs and not plain else "none"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class OutputOptions:
     """Where results go. `report` None: beside the output; `-`: standard output, no file.
 
@@ -192,7 +193,7 @@ class OutputOptions:
         _require_choice("dtype", self.dtype)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class AverageOptions(OutputOptions):
     """What is averaged, by patterns of tensor names, and where the average goes."""
 
@@ -320,7 +321,7 @@ class CheckRequest:
         require_seed(self.seed)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class MeasureOptions:
     """What networks are measured on, and how. `num_samples` None: all."""
 
