@@ -148,7 +148,7 @@ def test_every_request_field_has_an_option(name):
     files |= {"skip", "only", "keep_extras", "shard_size"}
     made = {"synthetic", "synthetic_kind", "input_shape", "post_activations", "max_memory"}
     inputs = made | {"samples", "num_samples", "force", "refit", "ridge", "blend", "calibrate"}
-    inputs |= {"require_proof"}
+    inputs |= {"require_gain", "require_proof"}
     omitted = {"demo": files | inputs, "inspect": {"repair"}}
     omitted["curve"] = {"strict", "vocab"} | made
     assert wanted - omitted.get(name, set()) == taken

@@ -97,8 +97,8 @@ def test_so_is_the_better_of_joint_and_average(name, parents, cli, tmp_path):
     )
     assert run.code == 0, run.err
     steps = {s["name"]: s for s in json.loads(run.out)["report"]["steps"]}
-    average, joint = steps["refit, held out"], steps["joint, held out"]
-    assert average["kept"] is not joint["kept"]
-    assert joint["agreement"] > average["agreement"] or average["kept"]
-    assert list(steps)[-1] == ("joint" if joint["kept"] else "refit")
+    tried = {name: s for name, s in steps.items() if name.endswith(", held out")}
+    assert {"refit, held out", "joint, held out"} <= set(tried)
+    (chosen,) = [name for name, step in tried.items() if step["kept"]]
+    assert list(steps)[-1] == chosen.removesuffix(", held out")
     require_the_same_logits(name, b, tmp_path / "out")

@@ -172,7 +172,10 @@ def test_mnist_with_inputs(shared, number, floor):
     if number is None:
         options = {"synthetic": True, "input_shape": (1, 28, 28)}
     fused, report = otfuse_cli.merge(
-        *pair(shared, "mnist-mlpnet", ".checkpoint"), arch=network_of("mlpnet"), **options
+        *pair(shared, "mnist-mlpnet", ".checkpoint"),
+        arch=network_of("mlpnet"),
+        blend="average",
+        **options,
     )
     found = score(fused)
     assert found >= floor, found
@@ -198,7 +201,8 @@ def test_cifar_with_inputs(shared, network, number, floor):
     options = {"samples": training_inputs(stem), "num_samples": number}
     if number is None:
         options = {"synthetic": True}
-    fused, _ = otfuse_cli.merge(*pair(shared, stem), arch=network_of(network), **options)
+    options |= {"arch": network_of(network), "blend": "average"}
+    fused, _ = otfuse_cli.merge(*pair(shared, stem), **options)
     found = score(fused)
     assert found >= floor, found
 

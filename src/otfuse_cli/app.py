@@ -242,7 +242,8 @@ def curve(request: CurveRequest, progress: Progress) -> Report:
         *("arch", "free_outputs", "key", "strict", "vocab"),
         *("keep_extras", "shard_size"),
         *("samples", "synthetic", "synthetic_kind", "input_shape", "num_samples", "max_memory"),
-        *("post_activations", "force", "refit", "ridge", "blend", "calibrate", "require_proof"),
+        *("post_activations", "force", "refit", "ridge", "blend", "calibrate"),
+        *("require_gain", "require_proof"),
     ),
 )
 def demo(request: DemoRequest, progress: Progress) -> Report:

@@ -262,12 +262,25 @@ OPTIONS: Mapping[str, Any] = {
         ),
     ],
     "blend": Annotated[
-        str,
-        _choice(
-            "blend",
+        str | None,
+        _option(
+            "--blend",
             panel=FUSION,
-            text="With inputs: fit the average of matched units; or keep the best units of all "
-            "parents and fit those (joint); or what agrees more with the parents.",
+            metavar="|".join(CHOICES["blend"]),
+            text="With inputs: fit the average of matched units; keep the best units of all "
+            "parents (joint); the anchor with another output layer (head) or with some units of "
+            "the others (graft); auto: what agrees most with the parents.",
+            default="auto with inputs",
+            autocompletion=lambda: list(CHOICES["blend"]),
+        ),
+    ],
+    "require_gain": Annotated[
+        bool,
+        _option(
+            "--require-gain",
+            panel=FUSION,
+            text="Write nothing (exit 7) where the anchor alone is better on the inputs, by more "
+            "than chance.",
         ),
     ],
     "ridge": Annotated[

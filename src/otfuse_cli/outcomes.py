@@ -31,7 +31,8 @@ def candidates(report: Report) -> Table:
 
 def steps(report: Report) -> Table:
     """What the fused model was worth on the inputs, step by step."""
-    names = {s.name if s.kept else f"{s.name} (not kept)": s for s in report.steps}
+    names = {s.name: s for s in report.yardsticks}
+    names |= {s.name if s.kept else f"{s.name} (not kept)": s for s in report.steps}
     columns = {"agreement": {name: step.agreement for name, step in names.items()}}
     measured = {name: step.accuracy for name, step in names.items() if step.accuracy is not None}
     return side_by_side({**columns, "accuracy": measured} if measured else columns)

@@ -254,6 +254,7 @@ class Report:
     pairs: tuple[Pair, ...] = ()
     estimate: Estimate | None = None
     checks: Checks = field(default_factory=Checks)
+    yardsticks: tuple[StepRecord, ...] = ()
     steps: tuple[StepRecord, ...] = ()
     refits: tuple[RefitRecord, ...] = ()
     pruning: Pruning | None = None

@@ -40,7 +40,7 @@ from .report import (
 )
 
 # Fields that reports of the first release don't have.
-_LATER = frozenset({"differences", "pairs", "estimate", "steps", "refits", "pruning"})
+_LATER = frozenset({"differences", "pairs", "estimate", "steps", "refits", "pruning", "yardsticks"})
 EXAMPLES = (
     "otfuse inspect a.pt b.pt --ot-costs",
     "otfuse merge a.pt b.pt -o fused.pt --json | otfuse inspect --ot-costs",
@@ -166,6 +166,7 @@ def report_from_dict(data: Mapping[str, Any]) -> Report:
         values["spaces"] = tuple(map(_space, values["spaces"]))
         values["layers"] = tuple(LayerRecord(**r) for r in values["layers"])
         values["candidates"] = tuple(Candidate(**r) for r in values["candidates"])
+        values["yardsticks"] = tuple(StepRecord(**r) for r in values.get("yardsticks", ()))
         values["steps"] = tuple(StepRecord(**r) for r in values.get("steps", ()))
         values["refits"] = tuple(RefitRecord(**r) for r in values.get("refits", ()))
         values["differences"] = tuple(map(_difference, values.get("differences", ())))

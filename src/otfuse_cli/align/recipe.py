@@ -18,7 +18,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "residual": ("shared", "average", "identity", "orthogonal"),
     "scale": ("auto", "preserve", "balanced", "paper"),
     "repair": ("auto", "none"),
-    "blend": ("average", "joint", "auto"),
+    "blend": ("auto", "average", "joint", "head", "graft"),
     "calibrate": ("none", "bn", "repair", "auto"),
     "vocab": ("refuse", "common", "anchor"),
     "criterion": ("l1", "l2", "random", "ot", "reconstruct"),

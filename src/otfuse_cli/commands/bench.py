@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -50,6 +51,7 @@ class Bench:
         runtime: Device, seed, progress.
         most_bytes: Memory for values of waiting passes.
         driven: The inputs were driven toward classes.
+        rows: Share of the rows that a fit takes where there are many.
     """
 
     samples: Samples
@@ -60,14 +62,26 @@ class Bench:
     runtime: Runtime
     most_bytes: int
     driven: bool = False
+    rows: float = 1.0
 
     def __post_init__(self) -> None:
-        """Ask the ensemble once."""
+        """Take the inputs that candidates and steps are judged on."""
         self.judged = self.samples.take(slice(0, _JUDGED))
-        self._logits: dict[int, Tensor] = {
-            at: self.logits(self.programs[at], tensors) for at, tensors in self.tensors.items()
-        }
-        self.choice = self._ensemble({at: self.weights[at] for at in self._logits})
+
+    @cached_property
+    def _logits(self) -> dict[int, Tensor]:
+        """What every parent says on them; asked once, by whoever judges."""
+        return {at: self.logits(self.programs[at], own) for at, own in self.tensors.items()}
+
+    @cached_property
+    def choice(self) -> Tensor:
+        """Classes that the parents' ensemble chooses."""
+        return self.mixture.argmax(-1)
+
+    @cached_property
+    def mixture(self) -> Tensor:
+        """The ensemble's probabilities: the weighted mean of the parents'."""
+        return self._mixture({at: self.weights[at] for at in self._logits})
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -89,19 +103,19 @@ class Bench:
             found.append(value[: len(value) * batch.count // program.batch].cpu())
         return torch.cat(found)
 
-    def _ensemble(self, shares: Mapping[int, float]) -> Tensor:
-        """Classes that the parents' mean of probabilities chooses."""
+    def _mixture(self, shares: Mapping[int, float]) -> Tensor:
+        """The parents' mean of probabilities."""
         total = sum(
             share * self._logits[at].softmax(-1) for at, share in shares.items() if share > 0
         )
         assert isinstance(total, Tensor)
-        return total.argmax(-1)
+        return total
 
     def judge(self, source: Model) -> Judge:
         """Scores an alignment of `source` by its average with the anchor alone."""
         own, rest = self.weights[source.index], self.weights[self.anchor]
         share = own / (own + rest)
-        choice = self._ensemble({source.index: share, self.anchor: 1 - share})
+        choice = self._mixture({source.index: share, self.anchor: 1 - share}).argmax(-1)
 
         anchor = self.parents.anchor
         pair = [0.0] * len(self.weights)
@@ -132,6 +146,33 @@ class Bench:
     def agreeing(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """On which inputs, or positions of them, it does."""
         return self._said(tensors) == self.choice
+
+    def hits(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """On which inputs it is right, where they have labels; otherwise `agreeing`."""
+        said = self._said(tensors)
+        labels = self.judged.labels
+        return said == (
+            labels if labels is not None and labels.shape == said.shape else self.choice
+        )
+
+    def distance(self, tensors: Mapping[str, Tensor]) -> float:
+        """Mean square by which its probabilities miss the ensemble's, over inputs and positions."""
+        own = self.logits(self.programs[self.anchor], tensors).softmax(-1)
+        return float((own - self.mixture).square().sum(-1).mean())
+
+    def yardsticks(self) -> tuple[StepRecord, ...]:
+        """What every parent is worth by itself on the inputs that are judged."""
+        labels = self.judged.labels
+        found = []
+        for at, logits in sorted(self._logits.items()):
+            said = logits.argmax(-1)
+            if said.shape != self.choice.shape:
+                continue
+            right = labels is not None and labels.shape == said.shape
+            accuracy = 100 * _share(said, labels) if right and labels is not None else None
+            name = f"parent {at}" + " (anchor)" * (at == self.anchor)
+            found.append(StepRecord(name, _share(said, self.choice), accuracy, False))
+        return tuple(found)
 
     def _agreement(self, tensors: Mapping[str, Tensor], choice: Tensor) -> float:
         return _share(self._said(tensors), choice)
@@ -188,6 +229,7 @@ class Bench:
             most_bytes=self.most_bytes,
             aim=aim,
             stress=stress,
+            rows=self.rows,
         )
         remarks = [f"{name} is used twice or tied: not refitted" for name in shared]
         return tuple(RefitRecord(f.layer, f.before, f.after) for f in found), tuple(remarks)

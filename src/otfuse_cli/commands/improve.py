@@ -1,4 +1,4 @@
-"""What inputs make of the average: refit, joint fusion, calibration, each step judged."""
+"""What inputs make of the average: candidates, the best of them, calibration, each step judged."""
 
 from __future__ import annotations
 
@@ -7,36 +7,16 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from ..align.alignment import Alignment
-from ..align.canonical import canonical
-from ..align.models import Model
 from ..align.recipe import Recipe
-from ..checkpoint.held import Held
-from ..errors import IncompatibleModels, UsageError
+from ..errors import GateFailed
 from ..fuse.average import Aligned
-from ..fuse.derived import renew_all
 from ..fuse.fused import Fused
-from ..fuse.joint import choices, joined_value, union
-from ..fuse.joint_heads import add_heads
-from ..fuse.joint_stream import Part, reduce_streams
-from ..graph.streams import (
-    PostNorm,
-    TiedOutput,
-    has_heads,
-    in_heads,
-    normed_stream,
-    require_untied,
-)
-from ..network.runnable import graph_at
 from ..report import RefitRecord, StepRecord
-from .bench import Bench, Tensors, seen_units
+from ..runtime import Stopwatch
+from .bench import Bench, Tensors
+from .candidates import choose_way, clearly_more, ways
 from .requests import ImproveOptions
-
-# Of the inputs, this part from the end is held out when two ways are compared.
-_HELD = 5
-
-# A fit that agrees with its teacher this often is not tried again from another start.
-_ENOUGH = 0.98
+from .ways import Ways
 
 
 @dataclass(frozen=True)
@@ -45,12 +25,14 @@ class Improved:
 
     Attributes:
         tensors: Those that are no longer the average's, by name.
+        yardsticks: What every parent is worth by itself.
         steps: What each step gave.
         refits: Layers that were fitted.
-        remarks: What was left alone.
+        remarks: What was left alone, and where the result is worse than the anchor.
     """
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    yardsticks: tuple[StepRecord, ...] = ()
     steps: tuple[StepRecord, ...] = ()
     refits: tuple[RefitRecord, ...] = ()
     remarks: tuple[str, ...] = ()
@@ -65,6 +47,7 @@ def improve(
     endpoint: bool,
     matched: bool = True,
     teachers: Sequence[Aligned] | None = None,
+    watch: Stopwatch | None = None,
 ) -> Improved:
     """Refit or replace the average, calibrate it; all in memory.
 
@@ -73,220 +56,105 @@ def improve(
     of the parents' mean.
 
     Raises:
-        OtfuseError: A fit that is singular, `--blend joint` where it can't be.
+        OtfuseError: A fit that is singular, a `--blend` where it can't be, `--require-gain`.
     """
     if teachers is not None:
         aims = {t.model.index: t.weight for t in teachers}
         bench = replace(bench, weights=[aims.get(at, 0.0) for at in range(len(bench.weights))])
-    work = _Work(bench, fused, recipe, options, teachers)
+    work = Ways(bench, fused, recipe, options, teachers)
     average = bench.average(fused if matched else replace(fused, sources=(), repair=None))
     steps = [bench.step("average", average)] if matched else []
     tensors = average
     fitted: tuple[RefitRecord, ...] = ()
     remarks: tuple[str, ...] = ()
-    if options.refits and (not endpoint or bool(options.refit)):
-        way = "average" if endpoint or teachers is not None else options.blend
-        if way == "auto":
-            way, trials, remarks = work.compare()
-            steps += trials
-        tensors, fitted, more = (work.joint if way == "joint" else work.refit)(bench)
-        steps.append(bench.step("joint" if way == "joint" else "refit", tensors))
-        remarks = (*remarks, *more)
+    behind: float | None = None
+    blend = _blend(options, endpoint=endpoint, taught=teachers is not None)
+    if blend is not None:
+        every = ways(work, blend)
+        name, way = next(iter(every.items()))
+        if len(every) > 1:
+            chosen = choose_way(work, every, watch or Stopwatch())
+            name, way, behind = chosen.name, chosen.way, chosen.behind
+            steps += chosen.steps
+            remarks = chosen.remarks
+        if name != "average":
+            made, fitted, more = way(bench)
+            worse = matched and clearly_more(bench.hits(average), bench.hits(made))
+            steps.append(bench.step(name, made, kept=not worse))
+            remarks = (*remarks, *more)
+            if worse:
+                fitted = ()
+                remarks = (*remarks, f"{name}: it lowers agreement, the average was kept")
+            else:
+                tensors = made
     wanted = "none" if endpoint and options.calibrate is None else options.calibration
-    tensors, tried, more = work.calibrate(tensors, wanted, steps[-1])
-    changed = {n: t for n, t in tensors.items() if t is not average[n]}
-    return Improved(changed, (*steps, *tried), fitted, (*remarks, *more))
-
-
-def clearly_more(one: Tensor, other: Tensor) -> bool:
-    """Whether one agrees more often than the other does, and by more than chance.
-
-    Where only one of the two agrees, a coin would say which: the lead has to pass one standard
-    deviation of as many tosses. With few inputs, `other` is the prior.
-    """
-    lead = one.double() - other.double()
-    return bool(lead.sum() > lead.abs().sum().sqrt())
-
-
-def _no_joint(error: UsageError) -> UsageError:
-    """Why there is no joint fusion of some transformers."""
-    fix = error.fix or "use --residual shared"
-    return UsageError(
-        f"no joint fusion of these transformers: {error.what}",
-        where=error.where,
-        why=error.why,
-        fix=fix.replace("--residual shared", "--blend average"),
-    )
-
-
-_Fitted = tuple[Tensors, tuple[RefitRecord, ...], tuple[str, ...]]
-
-
-@dataclass(frozen=True)
-class _Work:
-    bench: Bench
-    fused: Fused
-    recipe: Recipe
-    options: ImproveOptions
-    teachers: Sequence[Aligned] | None = None
-
-    @property
-    def left(self) -> frozenset[str]:
-        """Tensors that stay the anchor's (`--skip`, `--only`)."""
-        names = self.fused.whole.checkpoint.infos
-        return frozenset(name for name in names if self.fused.selection.keeps(name))
-
-    def refit(self, bench: Bench) -> _Fitted:
-        """The average, every layer fitted to the parents' mean on the inputs of `bench`.
-
-        Under teachers, where that falls short, the anchor itself is another start; the one that
-        agrees more is kept.
-        """
-        average = bench.average(self.fused)
-        if self.teachers is None:
-            return self._refit(bench, average, self.fused.sources)
-        first = self._refit(bench, average, self.teachers)
-        agreement = bench.agreement(first[0])
-        if agreement >= _ENOUGH:
-            return first
-        own = bench.average(replace(self.fused, sources=(), repair=None))
-        second = self._refit(bench, own, self.teachers)
-        return second if bench.agreement(second[0]) > agreement else first
-
-    def _refit(self, bench: Bench, tensors: Tensors, aims: Sequence[Aligned]) -> _Fitted:
-        parents = bench.run_parents(aims)
-        fitted, remarks = bench.refit(parents, tensors, self.options.ridge, left=self.left)
-        return tensors, fitted, remarks
-
-    def joint(self, bench: Bench) -> _Fitted:
-        """The union of the parents, reduced and fitted on the inputs of `bench`.
-
-        Raises:
-            IncompatibleModels: Units that can't be seen one by one.
-            UsageError: Tensors that are to stay the anchor's.
-        """
-        if self.left:
-            raise UsageError(
-                "--blend joint makes all tensors anew",
-                where="--skip, --only",
-                fix="use --blend average",
-            )
-        graph = bench.parents.anchor.graph
-        if not has_heads(graph):
-            return self._joint_units(bench, self._counted(bench))
-        try:
-            normed_stream(graph)
-        except PostNorm as error:
-            return self._joint_post_norm(bench, error)
-        except UsageError as error:
-            raise _no_joint(error) from error
-        return self._joint_stream(bench)
-
-    def _counted(self, bench: Bench) -> list[Model]:
-        """Models with a share, the anchor first: without one it gives its shape and nothing else.
-
-        Where there are heads, widths alone don't tell how many: the graph is the model's own.
-        """
-        anchor = bench.parents.anchor
-        found = []
-        for model in (anchor, *(a.model for a in self.fused.sources)):
-            if bench.weights[model.index] <= 0:
-                continue
-            ours = model.index not in bench.parents.own  # theirs are traced already
-            if ours and has_heads(anchor.graph) and model.graph.sizes != anchor.graph.sizes:
-                graph = graph_at(bench.parents.known, bench.tensors[model.index])
-                model = replace(model, graph=graph)
-            found.append(model)
-        return found
-
-    def _joint_units(self, bench: Bench, models: Sequence[Model]) -> _Fitted:
-        """Units of all parents one by one; heads as wholes."""
-        anchor, device = bench.parents.anchor, bench.runtime.device
-        runs = [bench.run_parent(m, bench.weights[m.index]) for m in models]
-        seen = seen_units(bench, bench.samples, post=True, seed=self.recipe.seed, models=models)
-        graph, observed = anchor.graph, [seen[m.index] for m in models]
-        chosen = choices(graph, observed, runs, without=in_heads(graph))
-        runs = [replace(r, alignment=maps) for r, maps in zip(runs, chosen, strict=True)]
-        read: Mapping[str, Tensor] = {}
-        if has_heads(graph):
-            runs, read = add_heads(graph, runs, bench.samples, device=device)
-        parts = [
-            (m, r.alignment or Alignment({}), r.weight) for m, r in zip(models, runs, strict=True)
-        ]
-        tensors = {
-            name: read[name] if name in read else union(name, anchor, parts).to(device)
-            for name in anchor.checkpoint.infos
-        }
-        renew_all(anchor.graph, tensors)
-        fitted, remarks = bench.refit(runs, tensors, self.options.ridge, aim=joined_value)
-        return tensors, fitted, remarks
-
-    def _joint_post_norm(self, bench: Bench, error: PostNorm) -> _Fitted:
-        """Transformers whose stream has axes of its own: its units are chosen, not directions."""
-        try:
-            require_untied(bench.parents.anchor.graph)
-            tensors, fitted, remarks = self._joint_units(bench, self._counted(bench))
-        except UsageError as refused:
-            raise _no_joint(refused) from refused
-        said = f"--blend joint: {error.what} at {error.where}: units of the stream were chosen"
-        return tensors, fitted, (said, *remarks)
-
-    def _joint_stream(self, bench: Bench) -> _Fitted:
-        """Pre-norm transformers: parents in canonical form, a joint basis for the stream."""
-        anchor = bench.parents.anchor
-        parts = []
-        for model in self._counted(bench):
-            own = normed_stream(model.graph)
-            settled = canonical(bench.tensors[model.index], model.graph, own)
-            held = replace(model, checkpoint=Held(model.checkpoint, settled))
-            tensors = {n: t.float() if t.is_floating_point() else t for n, t in settled.items()}
-            run = replace(bench.run_parent(held, bench.weights[model.index]), tensors=tensors)
-            parts.append(Part(held, own, run))
-        ridge, device = self.options.ridge, bench.runtime.device
-        reduced = reduce_streams(anchor, parts, bench.samples, ridge, device=device)
-        renew_all(anchor.graph, reduced.tensors)
-        fitted, remarks = bench.refit(
-            [replace(p.run, alignment=a) for p, a in zip(parts, reduced.alignments, strict=True)],
-            reduced.tensors,
-            ridge,
-            aim=joined_value,
-            stress=reduced.stress,
+    best = next(step for step in reversed(steps) if step.kept)
+    tensors, tried, more = _calibrate(work, tensors, wanted, best)
+    remarks = (*remarks, *more)
+    if blend is not None:
+        remarks = (
+            *remarks,
+            *_against_anchor(
+                bench, tensors, behind, compared=len(every) > 1, required=options.require_gain
+            ),
         )
-        return reduced.tensors, fitted, remarks
+    changed = {n: t for n, t in tensors.items() if t is not average[n]}
+    return Improved(changed, bench.yardsticks(), (*steps, *tried), fitted, remarks)
 
-    def compare(self) -> tuple[str, list[StepRecord], tuple[str, ...]]:
-        """`average` or `joint`: which agrees more with the parents on inputs not fitted on."""
-        count = self.bench.samples.count
-        cut = count - count // _HELD
-        some, held = self.bench.part(slice(0, cut)), self.bench.part(slice(cut, count))
-        try:
-            joint = self.joint(some)[0]
-        except (IncompatibleModels, UsageError) as error:
-            way = f" ({error.fix})" if isinstance(error.__cause__, TiedOutput) else ""
-            return "average", [], (f"--blend joint was not tried: {error.what}{way}",)
-        average = self.refit(some)[0]
-        better = clearly_more(held.agreeing(joint), held.agreeing(average))
-        steps = [
-            held.step("refit, held out", average, kept=not better),
-            held.step("joint, held out", joint, kept=better),
-        ]
-        return ("joint" if better else "average"), steps, ()
 
-    def calibrate(
-        self, tensors: Tensors, wanted: str, before: StepRecord
-    ) -> tuple[Tensors, Sequence[StepRecord], tuple[str, ...]]:
-        """Try what `--calibrate` says; keep what agrees more with the parents."""
-        kinds = {"none": (), "auto": ("bn", "repair")}.get(wanted, (wanted,))
-        best, steps, remarks = before, list[StepRecord](), tuple[str, ...]()
-        for kind in kinds:
-            trial = self.bench.calibrate(kind, self.fused.sources, tensors, self.left)
-            if trial is None:
-                if wanted != "auto":
-                    remarks = (*remarks, f"--calibrate {kind}: nothing to calibrate")
-                continue
-            found = self.bench.step(f"calibrate {kind}", trial)
-            kept = found.agreement > best.agreement
-            steps.append(replace(found, kept=kept))
-            if kept:
-                best, tensors = found, trial
-        return tensors, steps, remarks
+def _blend(options: ImproveOptions, *, endpoint: bool, taught: bool) -> str | None:
+    """What is tried; None: nothing is fitted. What was asked for is, whoever has the weight."""
+    if not options.refits:
+        return None
+    if endpoint and options.blend in (None, "average"):
+        return "average" if options.refit else None
+    if taught and options.blend is None:
+        return "average"
+    return options.blending
+
+
+def _against_anchor(
+    bench: Bench, tensors: Tensors, behind: float | None, *, compared: bool, required: bool
+) -> tuple[str, ...]:
+    """A warning where the anchor alone does better by more than chance.
+
+    Raises:
+        GateFailed: The same, where a gain is required.
+    """
+    if behind is None:
+        if compared:
+            return ()
+        anchor, own = bench.hits(bench.tensors[bench.anchor]), bench.hits(tensors)
+        if not clearly_more(anchor, own):
+            return ()
+        behind = float(anchor.double().mean() - own.double().mean())
+    does = "is right" if bench.judged.labels is not None else "agrees with the parents' ensemble"
+    what = f"the result {does} on {100 * behind:.1f} % fewer inputs than the anchor alone"
+    if required:
+        raise GateFailed(
+            what,
+            where="--require-gain",
+            why="no way of fusing these models is better than the anchor on the inputs",
+            fix="give more inputs, give the better model more weight (--weights), or keep it",
+        )
+    return (f"{what}: keep the anchor, or give more inputs or other --weights",)
+
+
+def _calibrate(
+    work: Ways, tensors: Tensors, wanted: str, before: StepRecord
+) -> tuple[Tensors, Sequence[StepRecord], tuple[str, ...]]:
+    """Try what `--calibrate` says; keep what agrees more with the parents."""
+    kinds = {"none": (), "auto": ("bn", "repair")}.get(wanted, (wanted,))
+    best, steps, remarks = before, list[StepRecord](), tuple[str, ...]()
+    for kind in kinds:
+        trial = work.bench.calibrate(kind, work.fused.sources, tensors, work.left)
+        if trial is None:
+            if wanted != "auto":
+                remarks = (*remarks, f"--calibrate {kind}: nothing to calibrate")
+            continue
+        found = work.bench.step(f"calibrate {kind}", trial)
+        kept = found.agreement > best.agreement
+        steps.append(replace(found, kept=kept))
+        if kept:
+            best, tensors = found, trial
+    return tensors, steps, remarks

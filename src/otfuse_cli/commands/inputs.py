@@ -44,14 +44,33 @@ def require_no_inputs(options: FusionOptions, recipe: Recipe) -> None:
         wanted = "--refit"
     elif isinstance(options, ImproveOptions) and options.calibrate not in (None, "none"):
         wanted = f"--calibrate {options.calibrate}"
-    elif isinstance(options, ImproveOptions) and options.blend != "average":
+    elif isinstance(options, ImproveOptions) and options.blend not in (None, "average"):
         wanted = f"--blend {options.blend}"
+    elif isinstance(options, ImproveOptions) and options.require_gain:
+        wanted = "--require-gain"
     if wanted is not None:
         raise UsageError(
             f"{wanted} needs inputs",
             where=wanted,
             why="it looks at what units do",
             fix="add --samples FILE, or --synthetic for inputs that are made up",
+        )
+
+
+def _require_no_fits(options: ImproveOptions) -> None:
+    """Refuse what means nothing where layers aren't fitted.
+
+    Raises:
+        UsageError: It was given.
+    """
+    asked = None if options.blend in (None, "average") else f"--blend {options.blend}"
+    asked = asked or ("--require-gain" if options.require_gain else None)
+    if asked is not None:
+        raise UsageError(
+            f"{asked} without fits",
+            where=asked,
+            why="--no-refit, --paper and --align none fit no layer",
+            fix="leave them out, or add --refit",
         )
 
 
@@ -103,6 +122,8 @@ def open_bench(
     if options.samples is None and not options.synthetic:
         require_no_inputs(options, recipe)
         return None
+    if isinstance(options, ImproveOptions) and not options.refits:
+        _require_no_fits(options)
     if recipe.mass == "importance" and recipe.align != "acts":
         raise UsageError(
             "--mass importance needs --align acts",

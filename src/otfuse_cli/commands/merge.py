@@ -62,7 +62,7 @@ from .parents import (
     graph_record,
     open_checkpoints,
 )
-from .remarks import remarks_on_maps
+from .remarks import remarks_on_maps, unlike_widths
 from .requests import STANDARD, AverageOptions, ImproveOptions, MergeRequest, Source
 from .turn import Turned, turn
 from .weights import Rules, weight_rules
@@ -285,6 +285,7 @@ def _run(plan: Plan, progress: Progress, also: Put | None, outputs: Publication)
                     endpoint=endpoint,
                     matched=matched,
                     teachers=plan.steps.teach(aligned),
+                    watch=watch,
                 )
                 fused = replace(fused, better=better.tensors)
         with watch("check"):
@@ -311,11 +312,13 @@ def _run(plan: Plan, progress: Progress, also: Put | None, outputs: Publication)
                 *selection.warnings(parents.whole.checkpoint.infos),
                 *lost,
                 *remarks_on_maps(parents.anchor.graph, recipe, aligned, repair),
+                *(unlike_widths(parents.anchor, aligned) if bench is None else ()),
                 *(w for m in matches for w in m.warnings),
                 *remarks,
                 *(better.remarks if better is not None else ()),
             ),
             checks=checks,
+            yardsticks=better.yardsticks if better is not None else (),
             steps=better.steps if better is not None else (),
             refits=better.refits if better is not None else (),
         )
@@ -495,6 +498,7 @@ def _inputs_recipe(options: ImproveOptions) -> dict[str, Any]:
         "input_shape": options.input_shape,
         "refit": options.refits,
         "ridge": options.ridge,
-        "blend": options.blend,
+        "blend": options.blending,
+        "require_gain": options.require_gain,
         "calibrate": options.calibration,
     }

@@ -17,6 +17,7 @@ from ..prune.masks import Masked, compacted
 from ..prune.reconstruct import reduce
 from ..report import RefitRecord, StepRecord
 from ..runtime import Runtime, Stopwatch
+from .candidates import clearly_more
 from .inputs import open_bench
 from .parents import Parents
 from .requests import PruneRequest
@@ -92,16 +93,24 @@ def reconstruct(
             device=runtime.device,
         )
         steps = [bench.step("chosen", reduced.tensors)]
+        fitted = dict(reduced.tensors)
         refits, remarks = bench.refit(
             [reduced.whole],
-            reduced.tensors,
+            fitted,
             options.ridge,
             aim=joined_value,
             stress=reduced.stress,
         )
-        steps.append(bench.step("reconstruct", reduced.tensors))
+        worse = clearly_more(bench.hits(reduced.tensors), bench.hits(fitted))
+        steps.append(bench.step("reconstruct", fitted, kept=not worse))
+        if worse:
+            fitted, refits = reduced.tensors, ()
+            remarks = (
+                *remarks,
+                "fitting lowers agreement: the units that stay were kept as chosen",
+            )
     return Reconstructed(
-        reduced.tensors,
+        fitted,
         tuple(steps),
         refits,
         (*bench.warnings, *reduced.remarks, *remarks),

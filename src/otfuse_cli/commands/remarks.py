@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ..align.models import Model
 from ..align.recipe import Recipe
 from ..fuse.average import Aligned
 from ..fuse.repair import Repair
 from ..graph.axes import axis_units
 from ..graph.model import LayerGraph, Role
 from ..graph.sizes import few
+
+# From widths that differ by more than this factor, an average mostly loses.
+_WIDTHS = 2
 
 
 def remarks_on_maps(
@@ -35,6 +39,23 @@ def remarks_on_maps(
             "merged units are averages there, where weights that read them should add up: a "
             "source of another width loses more than elsewhere"
         )
+    return tuple(remarks)
+
+
+def unlike_widths(anchor: Model, aligned: Sequence[Aligned]) -> tuple[str, ...]:
+    """Without inputs, an average across very different widths is mostly a loss."""
+    remarks = []
+    for source in aligned:
+        if source.weight >= 1:
+            continue
+        sizes = [(s.size, source.model.graph.sizes[s.id]) for s in anchor.graph.free()]
+        ours, theirs = max(sizes, key=lambda pair: max(pair) / min(pair), default=(1, 1))
+        if max(ours, theirs) > _WIDTHS * min(ours, theirs):
+            remarks.append(
+                f"widths of checkpoint {source.model.index} and the anchor differ by more than a "
+                f"factor of {_WIDTHS} ({theirs} units beside {ours}): the anchor alone is probably "
+                "better than this average. Inputs help: --arch with --samples FILE or --synthetic"
+            )
     return tuple(remarks)
 
 

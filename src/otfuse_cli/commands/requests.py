@@ -132,14 +132,16 @@ class FusionOptions:
 class ImproveOptions(FusionOptions):
     """What is done with the average when there are inputs. `refit` None: when there are any.
 
-    `require_proof`: nothing is written unless a network was run and kept its function.
+    `blend` None: `auto` when there are any. Nothing is written with `require_proof` unless a network
+    was run and kept its function, with `require_gain` unless the result beats the anchor.
     """
 
     require_proof: bool = False
     refit: bool | None = None
     force: bool = False
     ridge: float = 0.1
-    blend: str = "average"
+    blend: str | None = None
+    require_gain: bool = False
     calibrate: str | None = None
 
     def __post_init__(self) -> None:
@@ -165,6 +167,11 @@ class ImproveOptions(FusionOptions):
         if self.refit is not None:
             return self.refit and self.has_inputs
         return self.has_inputs and not self.paper and self.align != "none"
+
+    @property
+    def blending(self) -> str:
+        """How parents become one: `--blend`, or what it stands for."""
+        return self.blend or ("auto" if self.refits else "average")
 
     @property
     def calibration(self) -> str:

@@ -35,6 +35,7 @@ def choices(
     parents: Sequence[Parent],
     *,
     without: Collection[str] = (),
+    given: float | None = None,
 ) -> list[Alignment]:
     """Choose the units of every free space; one alignment (of `Choice`s) for each parent.
 
@@ -43,6 +44,7 @@ def choices(
         observed: What the units of each parent do after their activation, on the same inputs.
         parents: As they are run; their weights, which are positive, are their importance.
         without: Spaces that are left out.
+        given: Share of each space for units of parents after the first; None: whichever are best.
 
     Raises:
         IncompatibleModels: Units of a space can't be seen one by one (heads, groups).
@@ -64,7 +66,7 @@ def choices(
             torch.cat([tap[at].features_NF for tap in taps]).double() for at in range(len(taps[0]))
         ]
         gram_UU = sum((part @ part.T / part.shape[1] for part in stacked), start=torch.zeros(()))
-        chosen_M = choose_written(parents, space.id, gram_UU, space.size)
+        chosen_M = choose_written(parents, space.id, gram_UU, space.size, given=given)
         read_UM = reconstruct(gram_UU, chosen_M)
         for own, choice in zip(found, split_choice(chosen_M.cpu(), counts, read_UM), strict=True):
             own[space.id] = choice

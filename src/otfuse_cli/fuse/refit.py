@@ -54,6 +54,7 @@ def refit(
     most_bytes: int,
     aim: Aim | None = None,
     stress: Stress | None = None,
+    rows: float = 1.0,
 ) -> tuple[list[Refitted], tuple[str, ...]]:
     """Fit every layer of `fused`, and every BatchNorm that belongs to none, in place.
 
@@ -68,6 +69,7 @@ def refit(
         most_bytes: Memory for what stopped passes hold.
         aim: What a value should be, from the parents'; None for their mean (`target`).
         stress: What counts more in a layer's fit, and its ridge; None for all alike, and `ridge`.
+        rows: Share of the rows that a fit takes where there are many.
 
     Returns:
         What was fitted, and tensors that were left alone because they are used twice or tied.
@@ -96,7 +98,7 @@ def refit(
         if isinstance(fit, NormFit):
             found = _fit_norm(fit, lockstep, ridge, toward)
         else:
-            found = _fit(fit, lockstep, weigh, draw, toward)
+            found = _fit(fit, lockstep, weigh, draw, toward, rows)
         if found is not None:
             done.append(found)
     runtime.progress("refit", len(plan), len(plan))
@@ -104,7 +106,12 @@ def refit(
 
 
 def _fit(
-    fit: Fit, lockstep: Lockstep, stress: Stress, generator: torch.Generator, aim: Aim
+    fit: Fit,
+    lockstep: Lockstep,
+    stress: Stress,
+    generator: torch.Generator,
+    aim: Aim,
+    share: float,
 ) -> Refitted | None:
     fused, layer = lockstep.fused, fit.layer
     assert isinstance(fused, dict)
@@ -117,7 +124,8 @@ def _fit(
         target = _target(fit, lockstep, stop, aim)
         if rows is None or sums is None:
             each = max(1, target[0].numel() // max(1, target.shape[_channel(fit, target)]))
-            most = max(_ROWS_LEAST, _ROWS_EACH * weight[0].numel()) // lockstep.samples.count
+            most = int(share * max(_ROWS_LEAST, _ROWS_EACH * weight[0].numel()))
+            most //= lockstep.samples.count
             rows = rows_of(
                 layer, weight, tuple(target.shape[1:]), most=max(1, most), generator=generator
             )

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..transport.choice import Choice
+from .stream_choice import Quotas, turns
 
 # Relative to the mean power of a unit: below this, what is left of one is rounding.
 _NOTHING = 1e-10
@@ -20,7 +21,7 @@ _NOTHING = 1e-10
 _RIDGE = 0.01
 
 
-def choose(gram_UU: Tensor, share_U: Tensor, most: int) -> Tensor:
+def choose(gram_UU: Tensor, share_U: Tensor, most: int, quotas: Quotas = ()) -> Tensor:
     """Pivoted Cholesky: again and again the unit that those chosen explain least.
 
     A unit counts by its power to the half (rows are scaled by 1 / sqrt of their norm) and by the
@@ -30,6 +31,7 @@ def choose(gram_UU: Tensor, share_U: Tensor, most: int) -> Tensor:
         gram_UU: Inner products of what units do, float64.
         share_U: Importance of each unit's parent.
         most: M.
+        quotas: See `choose_units`.
 
     Returns:
         M indices in ascending order.
@@ -40,8 +42,8 @@ def choose(gram_UU: Tensor, share_U: Tensor, most: int) -> Tensor:
     floor = _NOTHING * float(left_U.mean())
     factor_MU = gram_UU.new_zeros(most, len(left_U))
     free_U = torch.ones_like(left_U, dtype=torch.bool)
-    for at in range(most):
-        best = int(torch.where(free_U, left_U, -1.0).argmax())
+    for at, allowed_U in enumerate(turns(free_U, most, quotas)):
+        best = int(torch.where(free_U & allowed_U, left_U, -1.0).argmax())
         free_U[best] = False
         if left_U[best] > floor:
             row = gram_UU[best] * scale_U[best] * scale_U - factor_MU[:at, best] @ factor_MU[:at]

@@ -8,11 +8,15 @@ Legend: U units of all parents (positions inside heads count one by one), M chos
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from math import comb
 
 import torch
 from torch import Tensor
+
+# Which units, as a mask, and how many of them.
+Quotas = Sequence[tuple[Tensor, int]]
 
 # Up to so many subsets of heads are tried; above, heads are taken one after another.
 _MOST_SUBSETS = 1_000
@@ -50,13 +54,14 @@ def choose_heads(covariance_UU: Tensor, write_dU: Tensor, heads: int, most: int)
     return tuple(sorted(chosen))
 
 
-def choose_units(covariance_UU: Tensor, write_dU: Tensor, most: int) -> Tensor:
+def choose_units(covariance_UU: Tensor, write_dU: Tensor, most: int, quotas: Quotas = ()) -> Tensor:
     """Greedy forward selection: again and again the unit that explains most of what is left.
 
     Args:
         covariance_UU: Of what the units do after their activation, float64.
         write_dU: What each writes to the stream.
         most: M.
+        quotas: Units to choose among, and how many of them, one after the other; none: all, M.
 
     Returns:
         M indices in ascending order.
@@ -65,9 +70,9 @@ def choose_units(covariance_UU: Tensor, write_dU: Tensor, most: int) -> Tensor:
     ridge = _RIDGE * float(left_UU.diagonal().mean()) + 1e-300
     wanted_Ud = left_UU @ write_dU.T
     free_U = torch.ones(len(left_UU), dtype=torch.bool, device=left_UU.device)
-    for _ in range(most):
+    for allowed_U in turns(free_U, most, quotas):
         power_U = left_UU.diagonal().clamp(min=0) + ridge
-        gain_U = torch.where(free_U, wanted_Ud.square().sum(1) / power_U, -1.0)
+        gain_U = torch.where(free_U & allowed_U, wanted_Ud.square().sum(1) / power_U, -1.0)
         best = int(gain_U.argmax())
         free_U[best] = False
         column_U = left_UU[:, best] / power_U[best].sqrt()
@@ -75,6 +80,12 @@ def choose_units(covariance_UU: Tensor, write_dU: Tensor, most: int) -> Tensor:
         wanted_Ud -= column_U[:, None] * row_d
         left_UU.addr_(column_U, column_U, alpha=-1)
     return (~free_U).nonzero().flatten()
+
+
+def turns(free_U: Tensor, most: int, quotas: Quotas) -> Iterator[Tensor]:
+    """For each unit that is taken in turn, which may be."""
+    for allowed_U, count in quotas or ((torch.ones_like(free_U), most),):
+        yield from [allowed_U.to(free_U.device)] * count
 
 
 def read_from(covariance_UU: Tensor, chosen_M: Tensor) -> Tensor:

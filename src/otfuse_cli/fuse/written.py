@@ -17,14 +17,21 @@ from torch import Tensor
 from ..align.unfold import unfold
 from ..graph.axes import axis_units
 from ..graph.fits import Fit, fits
-from ..graph.model import Role
+from ..graph.model import LayerGraph, Role
 from .lockstep import Parent
 from .patches import along_outputs
 from .select import choose
-from .stream_choice import choose_units
+from .stream_choice import Quotas, choose_units
 
 
-def choose_written(parents: Sequence[Parent], space: str, gram_UU: Tensor, most: int) -> Tensor:
+def choose_written(
+    parents: Sequence[Parent],
+    space: str,
+    gram_UU: Tensor,
+    most: int,
+    *,
+    given: float | None = None,
+) -> Tensor:
     """The units of a space that stay; where no layer reads them, those that explain the others.
 
     Args:
@@ -32,15 +39,26 @@ def choose_written(parents: Sequence[Parent], space: str, gram_UU: Tensor, most:
         space: Of units that are made one by one.
         gram_UU: Inner products of what the units of all parents do, float64.
         most: M.
+        given: Share of M for units of parents after the first; None: whichever are best.
 
     Returns:
         M indices in ascending order.
     """
+    counts = [p.graph.spaces[space].size for p in parents]
+    quotas = () if given is None else _quotas(counts, most, given)
     write_dU = written(parents, space, gram_UU)
     if write_dU is not None:
-        return choose_units(gram_UU, write_dU, most)
+        return choose_units(gram_UU, write_dU, most, quotas)
     shares = [torch.full((p.graph.spaces[space].size,), p.weight) for p in parents]
-    return choose(gram_UU, torch.cat(shares).to(gram_UU), most)
+    return choose(gram_UU, torch.cat(shares).to(gram_UU), most, quotas)
+
+
+def _quotas(counts: Sequence[int], most: int, given: float) -> Quotas:
+    """First the best of the first parent's units, then the best of the others' beside them."""
+    first_U = torch.arange(sum(counts)) < counts[0]
+    others = min(round(given * most), sum(counts) - counts[0])
+    own = min(most - others, counts[0])
+    return ((first_U, own), (~first_U, most - own))
 
 
 def written(parents: Sequence[Parent], space: str, gram_UU: Tensor) -> Tensor | None:
@@ -60,7 +78,7 @@ def written(parents: Sequence[Parent], space: str, gram_UU: Tensor) -> Tensor | 
             _read(parent, fit[name], dim, space).to(gram_UU)
             for parent, fit in zip(parents, readers, strict=True)
         ]
-        if _ends(parents[0], name):
+        if ends_at_outputs(parents[0].graph, name):
             whole = [p.weight * write for p, write in zip(parents, own, strict=True)]
             parts.append(_at_power(torch.cat(whole, 1), gram_UU, 1.0))
             continue
@@ -85,9 +103,8 @@ def _read(parent: Parent, fit: Fit, dim: int, space: str) -> Tensor:
     return torch.cat([r.flatten(1) for r in rows], 1).T
 
 
-def _ends(parent: Parent, name: str) -> bool:
+def ends_at_outputs(graph: LayerGraph, name: str) -> bool:
     """Whether the outputs of a layer are no units that could be chosen: the parents' add up."""
-    graph = parent.graph
     return all(
         graph.spaces[unit].pinned is not None
         for axis in graph.tensors[name].axes
