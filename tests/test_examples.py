@@ -185,3 +185,54 @@ def test_skill_transfer(mnist, data, tmp_path):
     fused, plain = best(aligned, "auto"), best(a, "none")
     assert fused >= plain
     assert fused > max(mnist.accuracy(n, test) for n in (a, b))
+
+
+@pytest.mark.parametrize("name", ["crepe", "voice", "lpips_alex"])
+def test_networks_of_published_weights_are_fused_with_themselves_to_themselves(name):
+    published = example("published")
+    torch.manual_seed(0)
+    module, _ = getattr(published, name)()
+    state = {n: t.clone() for n, t in module.state_dict().items()}
+    fused, report = otfuse_cli.merge(
+        state, state, arch=f"{published.__file__}:{name}", matcher="sweep"
+    )
+    assert all(torch.equal(fused[n], t) for n, t in state.items())
+    assert report.checks.function_preserved
+    assert not [w for w in report.warnings if "BatchNorm" in w]
+
+
+@pytest.mark.parametrize("name", ["crepe", "voice", "pesto"])
+def test_networks_of_published_weights_are_pruned(name):
+    published = example("published")
+    module, _ = getattr(published, name)()
+    _, report = otfuse_cli.prune(
+        module.state_dict(), amount=0.25, arch=f"{published.__file__}:{name}"
+    )
+    assert report.pruning.sparsity > 0.25
+
+
+def test_made_tones_are_what_crepe_takes():
+    published = example("published")
+    frames, pitches = published.made_tones(8, 3)
+    assert frames.shape == (8, 1, 1024, 1)
+    torch.testing.assert_close(frames.mean((1, 2, 3)), torch.zeros(8), atol=1e-5, rtol=0)
+    torch.testing.assert_close(frames.std((1, 2, 3)), torch.ones(8), atol=1e-2, rtol=0)
+    # The strongest period of a low tone is its own.
+    again, _ = published.made_tones(8, 3)
+    assert torch.equal(frames, again)
+    assert ((pitches > 60) & (pitches < 1_200)).all()
+
+
+def test_a_pitch_counts_within_fifty_cents(monkeypatch):
+    published = example("published")
+    net = published.Crepe((2, 2, 2, 2, 2, 2))
+    with torch.no_grad():
+        net.classifier.weight.zero_()
+        net.classifier.bias.fill_(-20)
+        net.classifier.bias[200] = 5
+    weights = {n: t for n, t in net.state_dict().items()}
+    heard = 10 * 2 ** ((1997.3794 + 20 * 200) / 1_200)
+    frames = torch.randn(3, 1, 1024, 1)
+    for cents, share in ((0, 100.0), (45, 100.0), (-45, 100.0), (55, 0.0), (-60, 0.0)):
+        pitches = (torch.full((3,), heard) * 2 ** (cents / 1_200)).numpy()
+        assert published.right(weights, frames, pitches) == share
