@@ -195,7 +195,7 @@ def test_blend_auto_says_why_joint_was_not_tried(tmp_path):
     own = state_of("gpt2")
     options = {"blend": "auto", "samples": inputs_for("gpt2"), "matcher": "sweep"}
     _, report = otfuse_cli.merge(own, own, arch=folder("gpt2", tmp_path), **options)
-    (said,) = [w for w in report.warnings if "was not tried" in w]
+    (said,) = [w for w in report.warnings if "joint was not tried" in w]
     assert "tied" in said
     assert "--untie" in said
 
