@@ -132,8 +132,8 @@ class FusionOptions:
 class ImproveOptions(FusionOptions):
     """What is done with the average when there are inputs. `refit` None: when there are any.
 
-    `blend` None: `auto` when there are any. Nothing is written with `require_proof` unless a network
-    was run and kept its function, with `require_gain` unless the result beats the anchor.
+    `blend` None: `auto` when there are any. Nothing is written with `require_proof` unless a
+    network was run and kept its function, with `require_gain` unless the anchor is no better.
     """
 
     require_proof: bool = False
