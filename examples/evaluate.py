@@ -158,8 +158,8 @@ def accuracy(w: StateDict, limit: int | None = None, seed: int = 0) -> float:
     return accuracy_on(w, x[chosen], y[chosen])
 
 
-def accuracy_on(w: StateDict, x: torch.Tensor, y: torch.Tensor) -> float:
-    """Percent of images `x` with labels `y` that it gets right."""
+def logits_on(w: StateDict, x: torch.Tensor) -> torch.Tensor:
+    """What a state dict makes of images `x`."""
     forward = next(
         forward
         for name, forward in (
@@ -171,11 +171,12 @@ def accuracy_on(w: StateDict, x: torch.Tensor, y: torch.Tensor) -> float:
         if name in w
     )
     with torch.inference_mode():
-        hits = [
-            (forward(w, part).argmax(1) == labels).sum()
-            for part, labels in zip(x.split(500), y.split(500), strict=True)
-        ]
-    return 100.0 * float(sum(hits)) / len(y)
+        return torch.cat([forward(w, part) for part in x.split(500)])
+
+
+def accuracy_on(w: StateDict, x: torch.Tensor, y: torch.Tensor) -> float:
+    """Percent of images `x` with labels `y` that it gets right."""
+    return 100.0 * float((logits_on(w, x).argmax(1) == y).sum()) / len(y)
 
 
 if __name__ == "__main__":

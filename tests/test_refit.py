@@ -14,9 +14,10 @@ from torch import nn
 import otfuse_cli
 from nets import from_factory as build
 from otfuse_cli.errors import SolveFailed, UsageError
+from otfuse_cli.fuse.output_ridge import OutputRidge, affordable
 from otfuse_cli.fuse.patches import along_outputs, rows_of
 from otfuse_cli.fuse.ridge import Ridge
-from otfuse_cli.graph.fits import fits
+from otfuse_cli.graph.fits import fits, scores
 from otfuse_cli.graph.program import labelled_program
 from otfuse_cli.graph.trace import export
 
@@ -124,6 +125,86 @@ def test_dependent_inputs_without_a_ridge_are_an_error():
     sums.add(inputs[None], draw(50, 3, seed=5)[None])
     with pytest.raises(SolveFailed, match="singular"):
         sums.solve(0.0, where="fc1")
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("n", [40, 6])
+def test_a_score_counts_by_the_root_of_its_probability(n, with_bias):
+    inputs, target, prior = draw(n, 9) + 0.5, 3 * draw(n, 4, seed=1), draw(4, 9, seed=2)
+    bias = draw(4, seed=3) if with_bias else None
+    more = torch.arange(1, n + 1) % 3 + 1  # an input counts so often beside that
+    sums = OutputRidge(prior[None], None if bias is None else bias[None])
+    for part in torch.arange(n).chunk(2):
+        sums.add(inputs[None, part], target[None, part], more[part])
+    found = sums.solve(0.2, where="head")
+    chance = target.softmax(1).sqrt() * more[:, None]
+    left = missed = torch.zeros(())
+    for o in range(4):
+        one = Ridge(prior[None, o : o + 1], None if bias is None else bias[None, o : o + 1], rows=n)
+        one.add(inputs[None], target[None, :, o : o + 1], chance[:, o])
+        alone = one.solve(0.2, where="head")
+        torch.testing.assert_close(found.weight_gOD[0, o], alone.weight_gOD[0, 0])
+        outputs = inputs @ found.weight_gOD[0, o]
+        if bias is not None:
+            torch.testing.assert_close(found.bias_gO[0, o], alone.bias_gO[0, 0])
+            outputs = outputs + found.bias_gO[0, o]
+        left = left + (chance[:, o] * (target[:, o] - outputs).square()).sum()
+        missed = missed + (chance[:, o] * target[:, o].square()).sum()
+    assert found.after == pytest.approx(float((left / missed).sqrt()))
+    assert found.after < found.before
+
+
+def test_right_scores_are_left_untouched_one_by_one():
+    inputs, prior = draw(50, 8), draw(3, 8, seed=1)
+    target = inputs @ prior.T
+    sums = OutputRidge(prior[None], None)
+    sums.add(inputs[None], target[None])
+    assert sums.solve(0.1, where="head") is None
+    target[:, 1] += 1
+    sums = OutputRidge(prior[None], None)
+    sums.add(inputs[None], target[None])
+    found = sums.solve(0.1, where="head")
+    assert [torch.equal(found.weight_gOD[0, o], prior[o]) for o in range(3)] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs", "apart"),
+    [
+        (1000, 256, 360, True),
+        (400, 512, 1000, True),
+        (120_000, 768, 50_000, False),  # a vocabulary
+        (400, 10, 1, False),
+    ],
+)
+def test_every_score_has_a_system_where_that_is_affordable(rows, inputs, outputs, apart):
+    assert affordable(rows, inputs, outputs) is apart
+
+
+@pytest.mark.parametrize(
+    ("end", "conv"),
+    [
+        (nn.Identity(), False),
+        (nn.Sigmoid(), False),
+        (nn.Softmax(dim=1), False),
+        (nn.LogSoftmax(dim=1), True),
+        (nn.Sequential(nn.Dropout(), nn.Softmax(dim=1)), True),
+    ],
+)
+def test_scores_are_what_comes_before_functions_that_keep_their_order(end, conv):
+    if conv:
+        net, data = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Conv2d(5, 4, 1)), (2, 3, 6, 6)
+    else:
+        net, data = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)), (2, 6)
+    whole = nn.Sequential(net, end).eval()
+    program = labelled_program(export(whole, (torch.randn(data),))[0], batch=2)
+    last = fits(program)[0][-1]
+    assert scores(program) == last.target == last.layer.node
+
+
+def test_no_layer_makes_scores_that_another_function_changes():
+    net = nn.Sequential(nn.Linear(6, 4), nn.ReLU())
+    program = labelled_program(export(net, (torch.randn(2, 6),))[0], batch=2)
+    assert scores(program) not in {fit.target for fit in fits(program)[0]}
 
 
 CONVOLUTIONS = [

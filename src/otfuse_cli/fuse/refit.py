@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from ..graph.batch_norms import Norm
-from ..graph.fits import Fit, NormFit, fits, norm_fits
+from ..graph.fits import Fit, NormFit, fits, norm_fits, scores
 from ..graph.program import Program
 from ..network.samples import Samples
 from ..network.walk import Walk
 from ..runtime import Runtime
 from .lockstep import Lockstep, Parent, Stop
+from .output_ridge import OutputRidge, affordable
 from .patches import Rows, along_outputs, rows_of
 from .refit_norm import fit_norm
 from .ridge import Ridge, Solution
@@ -117,9 +118,10 @@ def _fit(
     assert isinstance(fused, dict)
     weight = fused[layer.weight]
     rows: Rows | None = None
-    sums: Ridge | None = None
+    sums: Ridge | OutputRidge | None = None
     prior = None
     counts_P, ridge = None, 0.0
+    scored = fit.norm is None and fit.target == scores(lockstep.program)
     for stop in lockstep.stops([fit.target], layer.node):
         target = _target(fit, lockstep, stop, aim)
         if rows is None or sums is None:
@@ -134,11 +136,11 @@ def _fit(
             counts_P, ridge = stress(fit, lockstep.samples.count * places)
             if counts_P is not None and rows.places is not None:
                 counts_P = counts_P[rows.places]
-            sums = Ridge(
-                rows.flat_weight(prior.weight),
-                None if prior.bias is None else prior.bias.view(rows.groups, -1),
-                rows=lockstep.samples.count * places,
-            )
+            count = lockstep.samples.count * places
+            flat = rows.flat_weight(prior.weight)
+            bias = None if prior.bias is None else prior.bias.view(rows.groups, -1)
+            apart = scored and rows.groups == 1 and affordable(count, flat.shape[2], flat.shape[1])
+            sums = OutputRidge(flat, bias) if apart else Ridge(flat, bias, rows=count)
         values = lockstep.cut(stop.fused[layer.input], stop)
         wanted = rows.outputs(target)
         many = None if counts_P is None else counts_P.repeat(wanted.shape[1] // len(counts_P))

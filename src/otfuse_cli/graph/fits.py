@@ -23,6 +23,8 @@ _CONV = frozenset({"conv1d", "conv2d", "conv3d", "convolution"})
 _TRANSPOSED = frozenset({"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
 # Operations that hand on what they are given, in eval mode.
 _SAME = frozenset({"dropout", "alias", "clone", "contiguous", "detach"})
+# Functions that keep the order of scores.
+_MONOTONE = frozenset({"sigmoid", "softmax", "_softmax", "log_softmax", "_log_softmax"})
 # Operations that keep the rows of a linear layer in order, where the last axis stays as it is.
 _VIEWS = frozenset({"view", "reshape", "_unsafe_view", "unflatten"})
 _TURNS = frozenset({"t", "transpose", "permute", "numpy_T"})
@@ -130,6 +132,17 @@ def fits(program: Program) -> tuple[tuple[Fit, ...], tuple[str, ...]]:
         else:
             found.append(_fit(program, layer))
     return tuple(found), tuple(dict.fromkeys(shared))
+
+
+def scores(program: Program) -> str:
+    """The value whose last axis (of images: channels) is one score for each class.
+
+    The first output, before functions that keep the order.
+    """
+    node = next(node for node in program.nodes if node.name == program.outputs[0])
+    while node.op == "call_function" and operator_name(node) in _SAME | _MONOTONE:
+        node = node.all_input_nodes[0]
+    return node.name
 
 
 def norm_fits(program: Program) -> tuple[NormFit, ...]:
