@@ -35,7 +35,7 @@ Scores = Callable[[evaluate.StateDict], torch.Tensor]
 
 @dataclass(frozen=True)
 class Pair:
-    """Two models, the anchor last; how they are run, what they say of test inputs, how it is judged."""
+    """Two models, the anchor last; how they are run, what they say, and how that is judged."""
 
     models: Sequence[evaluate.StateDict]
     options: dict[str, Any]

@@ -10,7 +10,7 @@ from otfuse_cli.checkpoint.open import open_checkpoint
 from otfuse_cli.commands.parents import assemble
 from otfuse_cli.errors import UsageError
 from otfuse_cli.fuse.positions import Positions
-from otfuse_cli.fuse.stream_choice import choose_heads, choose_units, read_from
+from otfuse_cli.fuse.stream_choice import choose_heads, choose_units, read_from, turns
 from otfuse_cli.graph.program import labelled_program
 from otfuse_cli.graph.trace import export, trace
 from otfuse_cli.network.relabel import draw_maps, relabel_state
@@ -108,6 +108,37 @@ def test_duplicated_units_are_chosen_once():
     assert sorted(origin[i] for i in chosen.tolist()) == list(range(6))
     read = read_from(covariance, chosen)
     torch.testing.assert_close(both[:, chosen] @ read.T, both, rtol=1e-6, atol=1e-6)
+
+
+def one_by_one(covariance, write, most, quotas):
+    """Greedy choice as it is defined: whatever a chosen unit explains is taken off, everywhere."""
+    left, wanted = covariance.clone(), covariance @ write.T
+    ridge = 1e-5 * float(left.diagonal().mean())
+    free = torch.ones(len(left), dtype=torch.bool)
+    for allowed in turns(free, most, quotas):
+        power = left.diagonal().clamp(min=0) + ridge
+        best = int(torch.where(free & allowed, wanted.square().sum(1) / power, -1.0).argmax())
+        free[best] = False
+        column = left[:, best] / power[best]
+        wanted = wanted - column[:, None] * wanted[best]
+        left = left - column[:, None] * left[best]
+    return (~free).nonzero().flatten()
+
+
+@pytest.mark.parametrize("rows", [15, 400])
+@pytest.mark.parametrize("outputs", [3, 90])
+@pytest.mark.parametrize("share", [None, 0.25])
+def test_units_are_chosen_as_if_one_by_one(rows, outputs, share):
+    generator = torch.Generator().manual_seed(rows + outputs)
+    units, mixed = (
+        torch.randn(n, 40, generator=generator, dtype=torch.float64) for n in (rows, 40)
+    )
+    does = (units @ mixed).relu()
+    write = torch.randn(outputs, 40, generator=generator, dtype=torch.float64)
+    others = torch.arange(40) >= 25
+    quotas = () if share is None else ((~others, 15), (others, 5))
+    found = choose_units(does.T @ does / rows, write, 20, quotas)
+    assert torch.equal(found, one_by_one(does.T @ does / rows, write, 20, quotas))
 
 
 def test_heads_that_explain_most_are_chosen():

@@ -66,19 +66,26 @@ def choose_units(covariance_UU: Tensor, write_dU: Tensor, most: int, quotas: Quo
     Returns:
         M indices in ascending order.
     """
-    left_UU = covariance_UU.clone()
-    ridge = _RIDGE * float(left_UU.diagonal().mean()) + 1e-300
-    wanted_Ud = left_UU @ write_dU.T
-    free_U = torch.ones(len(left_UU), dtype=torch.bool, device=left_UU.device)
-    for allowed_U in turns(free_U, most, quotas):
-        power_U = left_UU.diagonal().clamp(min=0) + ridge
-        gain_U = torch.where(free_U & allowed_U, wanted_Ud.square().sum(1) / power_U, -1.0)
-        best = int(gain_U.argmax())
+    # What a unit explains of what is written, and both covariances less what chosen units explain,
+    # need U x U numbers and one column of each for every choice: d may be ten times U.
+    written_UU = covariance_UU @ (write_dU.T @ write_dU) @ covariance_UU
+    worth_U, left_U = written_UU.diagonal().clone(), covariance_UU.diagonal().clone()
+    ridge = _RIDGE * float(left_U.mean()) + 1e-300
+    free_U = torch.ones(len(left_U), dtype=torch.bool, device=left_U.device)
+    columns_MU = covariance_UU.new_zeros(most, len(left_U))
+    halves_MU = torch.zeros_like(columns_MU)
+    for at, allowed_U in enumerate(turns(free_U, most, quotas)):
+        power_U = left_U.clamp(min=0) + ridge
+        best = int(torch.where(free_U & allowed_U, worth_U / power_U, -1.0).argmax())
         free_U[best] = False
-        column_U = left_UU[:, best] / power_U[best].sqrt()
-        row_d = wanted_Ud[best] / power_U[best].sqrt()
-        wanted_Ud -= column_U[:, None] * row_d
-        left_UU.addr_(column_U, column_U, alpha=-1)
+        root = power_U[best].sqrt()
+        before_MU, half_MU = columns_MU[:at], halves_MU[:at]
+        column_U = (covariance_UU[best] - before_MU[:, best] @ before_MU) / root
+        common_U = written_UU[best] - before_MU[:, best] @ half_MU - half_MU[:, best] @ before_MU
+        half_U = (common_U - 0.5 * common_U[best] / root * column_U) / root
+        worth_U -= 2 * column_U * half_U
+        left_U -= column_U.square()
+        columns_MU[at], halves_MU[at] = column_U, half_U
     return (~free_U).nonzero().flatten()
 
 
