@@ -155,10 +155,10 @@ class Bench:
             labels if labels is not None and labels.shape == said.shape else self.choice
         )
 
-    def distance(self, tensors: Mapping[str, Tensor]) -> float:
-        """Mean square by which its probabilities miss the ensemble's, over inputs and positions."""
-        own = self.logits(self.programs[self.anchor], tensors).softmax(-1)
-        return float((own - self.mixture).square().sum(-1).mean())
+    def distances(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Squares by which its probabilities miss the ensemble's, by input and position."""
+        probabilities = self.logits(self.programs[self.anchor], tensors).softmax(-1)
+        return (probabilities - self.mixture).square().sum(-1)
 
     def yardsticks(self) -> tuple[StepRecord, ...]:
         """What every parent is worth by itself on the inputs that are judged."""

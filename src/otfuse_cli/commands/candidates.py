@@ -29,6 +29,8 @@ GRAFTS = (0.10, 0.25)
 _GRAFTS = tuple(f"graft {share:.0%}" for share in GRAFTS)
 # Fits of one layer, or of none.
 _CHEAP = ("head", "average")
+# Standard errors by which the first in order has to be beaten: several try.
+_ERRORS = 2.0
 # A lead has to be more than one input on which a coin decides.
 _HOPELESS = 1
 
@@ -55,26 +57,31 @@ class Chosen:
     behind: float | None = None
 
 
-def clearly_more(one: Tensor, other: Tensor) -> bool:
+def clearly_more(one: Tensor, other: Tensor, *, errors: float = 1.0) -> bool:
     """Whether one is right more often than the other is, and by more than chance.
 
-    Where only one of the two is, a coin would say which: the lead has to pass one standard
-    deviation of as many tosses. With few inputs, `other` is the prior.
+    Where only one of the two is, a coin would say which: the lead has to pass so many standard
+    deviations (`errors`) of as many tosses. With few inputs, `other` is the prior.
     """
     lead = one.double() - other.double()
-    return bool(lead.sum() > lead.abs().sum().sqrt())
+    return bool(lead.sum() > errors * lead.abs().sum().sqrt())
+
+
+def clearly_nearer(one: Tensor, other: Tensor) -> bool:
+    """Whether one's squared distances are smaller, by more than chance (two standard errors)."""
+    lead = other.double() - one.double()
+    return bool(lead.sum() > _ERRORS * lead.square().sum().sqrt())
 
 
 def ways(work: Ways, blend: str) -> dict[str, Way]:
     """What `--blend` tries, by name, in order of preference among what is as good by chance.
 
-    Where units stand one to one, a refit mixes all of all parents and comes first; between
-    different widths the simplest does: the anchor with another output layer.
+    The simplest comes first: the anchor with another output layer.
     """
     grafts: dict[str, Way] = {
         name: partial(work.graft, share=s) for name, s in zip(_GRAFTS, GRAFTS, strict=True)
     }
-    every: dict[str, Way] = {"refit": work.refit, "joint": work.joint, "head": work.head}
+    every: dict[str, Way] = {"head": work.head, "refit": work.refit, "joint": work.joint}
     if blend == "graft":
         return grafts
     if blend != "auto":
@@ -83,7 +90,7 @@ def ways(work: Ways, blend: str) -> dict[str, Way]:
     unfitted = {"average": partial(_unfitted, work)}
     if all(source.alignment.hard for source in work.fused.sources):
         return {**every, **unfitted}
-    return {"head": work.head, **every, **grafts, **unfitted}
+    return {**every, **grafts, **unfitted}
 
 
 def _unfitted(work: Ways, bench: Bench) -> Fitted:
@@ -96,7 +103,7 @@ class _Trial:
     held: Bench
     watch: Stopwatch
     hits: dict[str, Tensor] = field(default_factory=dict)
-    distance: dict[str, float] = field(default_factory=dict)
+    distances: dict[str, Tensor] = field(default_factory=dict)
     tensors: dict[str, Tensors] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
 
@@ -111,7 +118,7 @@ class _Trial:
             )
             return
         self.hits[name] = self.held.hits(self.tensors[name])
-        self.distance[name] = self.held.distance(self.tensors[name])
+        self.distances[name] = self.held.distances(self.tensors[name])
 
     @property
     def missed(self) -> float:
@@ -120,15 +127,19 @@ class _Trial:
         return min(every, default=float("inf"))
 
     def best(self, order: Sequence[str]) -> str:
-        """Of those that the most frequently right one doesn't clearly beat, the nearest.
+        """Of those that the most frequently right one doesn't clearly beat, the first in order.
 
-        Nearest to the ensemble's probabilities, which say more than its choices; the first in
-        order among equals.
+        Another is taken for it that comes clearly nearer to the ensemble's probabilities, which
+        say more than its choices.
         """
         names = [name for name in order if name in self.hits]
         top = max(names, key=lambda name: float(self.hits[name].double().mean()))
-        level = [n for n in names if not clearly_more(self.hits[top], self.hits[n])]
-        return min(level, key=lambda name: self.distance[name])
+        level = [n for n in names if not clearly_more(self.hits[top], self.hits[n], errors=_ERRORS)]
+        best = level[0]
+        for name in level[1:]:
+            if clearly_nearer(self.distances[name], self.distances[best]):
+                best = name
+        return best
 
 
 def choose_way(work: Ways, every: Mapping[str, Way], watch: Stopwatch) -> Chosen:
