@@ -10,6 +10,7 @@ from torch import nn
 
 import otfuse_cli
 from nets import Mlp, StateDict, randomise, state
+from otfuse_cli.commands.candidates import _Trial
 from otfuse_cli.commands.ways import Ways
 from otfuse_cli.errors import GateFailed, UsageError
 from otfuse_cli.fuse.lockstep import Parent
@@ -56,10 +57,51 @@ def test_every_way_is_tried_and_one_is_taken(widths):
     tried = [s for s in report.steps if s.name.endswith(", held out")]
     names = {s.name.removesuffix(", held out") for s in tried}
     assert {"head", "average", "refit", "joint"} <= names
-    assert ("graft 10%" in names) is (widths == WIDE)
+    assert widths == WIDE or not any("graft" in name for name in names)
     (chosen,) = [s.name.removesuffix(", held out") for s in tried if s.kept]
     assert [s.name for s in report.steps if s.kept][-1] == chosen
     assert {f"refit: {name}, held out" for name in names} <= set(report.timings)
+
+
+def hits(right: int, of: int = 20) -> torch.Tensor:
+    return torch.arange(of) < right
+
+
+@pytest.mark.parametrize(
+    ("right", "tried"),
+    [
+        ({"head": 15, "joint": 16}, True),
+        ({"head": 16, "joint": 16}, True),
+        ({"head": 17, "joint": 16}, False),  # what joint fusion makes of it is worse already
+        ({"head": 16, "joint": 19}, False),  # one input is left, on which a coin decides
+        ({"head": 15}, True),  # joint fusion could not be tried
+    ],
+)
+def test_a_graft_is_tried_where_joint_fusion_leads_and_something_is_left(right, tried):
+    trial = _Trial(None, None, None, hits={n: hits(count) for n, count in right.items()})
+    trial.distances = {n: torch.ones(20) for n in right}
+    order = ("head", "joint", "graft 10%", "graft 25%")
+    assert trial.may_win("graft 10%", order) is tried
+    assert trial.may_win("joint", order)
+    trial.hits["graft 10%"], trial.distances["graft 10%"] = hits(1), torch.ones(20)
+    assert not trial.may_win("graft 25%", order)
+
+
+@pytest.mark.parametrize(
+    ("right", "distances", "best"),
+    [
+        ({"head": 15, "joint": 18}, {}, "head"),  # three tosses of a coin
+        ({"head": 15, "joint": 20}, {}, "joint"),
+        ({"head": 15, "joint": 15}, {"joint": 0.5}, "joint"),
+        ({"head": 15, "joint": 15}, {"head": 0.5}, "head"),
+        ({"head": 10, "joint": 18}, {"head": 0.1}, "joint"),  # choices come first
+    ],
+)
+def test_the_first_way_is_left_for_one_that_is_clearly_better(right, distances, best):
+    trial = _Trial(None, None, None, hits={n: hits(count) for n, count in right.items()})
+    noise = torch.linspace(0.9, 1.1, 20)
+    trial.distances = {n: noise * distances.get(n, 1.0) for n in right}
+    assert trial.best(("head", "joint")) == best
 
 
 def test_the_parents_are_the_yardstick():

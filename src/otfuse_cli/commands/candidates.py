@@ -22,8 +22,9 @@ from .ways import Fitted, Ways
 
 # Of the inputs, this part from the end is held out.
 _HELD = 5
-# Fits of candidates take this share of the rows of a convolution or of a sequence.
-_TRIAL_ROWS = 0.25
+# Fits of candidates take this share of the rows of a convolution or of a sequence: enough to tell
+# ways apart, at a tenth of the products.
+_TRIAL_ROWS = 0.1
 # Of the anchor's units, these shares are tried for units of other parents.
 GRAFTS = (0.10, 0.25)
 _GRAFTS = tuple(f"graft {share:.0%}" for share in GRAFTS)
@@ -120,11 +121,20 @@ class _Trial:
         self.hits[name] = self.held.hits(self.tensors[name])
         self.distances[name] = self.held.distances(self.tensors[name])
 
-    @property
-    def missed(self) -> float:
-        """What the best so far leaves to win."""
-        every = [len(h.flatten()) - float(h.sum()) for h in self.hits.values()]
-        return min(every, default=float("inf"))
+    def may_win(self, name: str, order: Sequence[str]) -> bool:
+        """Whether a graft is worth its fit; other ways always are.
+
+        The best so far leaves something to win; joint fusion, a graft of whatever is best, is
+        right no less often than that; and a smaller share leads already.
+        """
+        if name not in _GRAFTS or not self.hits:
+            return True
+        right = {n: float(hits.sum()) for n, hits in self.hits.items()}
+        best = max(right.values())
+        left = next(iter(self.hits.values())).numel() - best
+        smaller = _GRAFTS[: _GRAFTS.index(name)]
+        leads = all(n not in self.hits or self.best(order) == n for n in smaller)
+        return left > _HOPELESS and right.get("joint", best) >= best and leads
 
     def best(self, order: Sequence[str]) -> str:
         """Of those that the most frequently right one doesn't clearly beat, the first in order.
@@ -155,10 +165,7 @@ def choose_way(work: Ways, every: Mapping[str, Way], watch: Stopwatch) -> Chosen
     trial = _Trial(some, bench.part(slice(cut, count)), watch)
     order = list(every)
     for name in sorted(every, key=lambda name: name not in _CHEAP):
-        larger = name in _GRAFTS[1:] and _GRAFTS[0] in trial.hits
-        stalled = larger and trial.best(order) != _GRAFTS[0]
-        hopeless = name in _GRAFTS and trial.missed <= _HOPELESS
-        if not (hopeless or stalled):
+        if trial.may_win(name, order):
             trial.run(name, every[name])
     if not trial.hits:
         raise UsageError(trial.remarks[0], where="--blend", fix="use --blend average")
