@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--numbers", default="200,2000", help="of real inputs (%(default)s)")
     parser.add_argument("--seeds", default="0,1,2,3,4", help="of the inputs (%(default)s)")
     parser.add_argument("--matcher", default="auto", help="as of otfuse merge (%(default)s)")
-    parser.add_argument("--blend", default="average", help="as of otfuse merge (%(default)s)")
+    parser.add_argument("--blend", default="auto", help="as of otfuse merge (%(default)s)")
     given = parser.parse_args()
     if len(given.checkpoints) % 2:
         parser.error("checkpoints come in pairs")

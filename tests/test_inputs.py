@@ -99,7 +99,7 @@ def test_force_goes_on_with_few_inputs(cli, demo_pair):
     for options, refits in ((("--force",), 3), (("--no-refit",), 0)):
         run = cli(
             "merge", *demo_pair, "--arch", "mlp", "--samples", path, *options, "--json",
-            "--overwrite", "-o", out,
+            "--overwrite", "-o", out, "--blend", "average",
         )  # fmt: skip
         assert run.code == 0, run.err
         assert len(json.loads(run.out)["report"]["refits"]) == refits

@@ -134,7 +134,7 @@ CASES = {
         (
             *("free_outputs", "strict", "paper", "unit_norm", "post_activations", "synthetic"),
             *("refit", "force", "overwrite", "keep_extras", "untie", "keep_shape", "ot_costs"),
-            *("graph", "ensemble", "average", "require_proof"),
+            *("graph", "ensemble", "average", "require_proof", "require_gain"),
         ),
         FLAGS,
     ),
@@ -306,10 +306,14 @@ SAMPLES = {
 }
 
 
+LABELLED = ("a pair", "a mapping", "a pair of lists")
+
+
 @pytest.mark.parametrize("kind", SAMPLES)
 def test_samples_in_memory(kind):
+    labels = {"y": torch.arange(30) % 3} if kind in LABELLED else {}
     fused, report = otfuse_cli.merge(ONE, TWO, arch="mlp", samples=SAMPLES[kind])
-    expected, _ = otfuse_cli.merge(ONE, TWO, arch="mlp", samples={"x": INPUTS})
+    expected, _ = otfuse_cli.merge(ONE, TWO, arch="mlp", samples={"x": INPUTS, **labels})
     assert all(torch.allclose(fused[n], expected[n], atol=1e-5) for n in fused)
     assert report.recipe["samples"] is None
 

@@ -1,7 +1,7 @@
 """The parents of a fusion, run on its inputs: agreement, activations, refit, calibration.
 
-Everything here needs the network itself (`--arch`) and inputs, real or synthetic; labels are only
-used to report accuracies.
+Everything here needs the network itself (`--arch`) and inputs, real or synthetic. Labels judge
+what was fused, where there are any; nothing is fitted to them.
 """
 
 from __future__ import annotations

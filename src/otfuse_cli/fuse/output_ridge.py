@@ -1,8 +1,10 @@
 """Ridge regression of the layer that scores classes, where a score counts by its chance to matter.
 
 Most scores of most inputs are far from being the best, and a plain fit spends itself on how far.
-Here a score counts by the square root of its probability (the softmax of what is aimed at), about
-the deviation of whether it is the class. So every output has weights, and a system, of its own.
+Here a score counts by the square root of its probability: about the deviation of whether it is the
+class. The larger of two probabilities counts, of what is aimed at and of what the network says
+now: where inputs hardly tell classes apart, wrong classes matter most. So every output has weights,
+and a system, of its own.
 
 Legend: n rows, D inputs, O outputs.
 """
@@ -14,6 +16,8 @@ from torch import Tensor
 
 from .ridge import Ridge, Solution
 
+# What the least likely score counts, where the surest counts 1: nothing is left wholly unsaid.
+_LEAST = 0.03
 # Multiplications for all systems: with more (vocabularies), all scores count alike.
 _MOST_WORK = 2e11
 
@@ -36,11 +40,16 @@ class OutputRidge:
 
     def add(self, inputs_1nD: Tensor, target_1nO: Tensor, weights_n: Tensor | None = None) -> None:
         """Count rows of inputs and of the scores they should give; with `weights_n`, so often."""
-        counts_nO = target_1nO[0].double().softmax(-1).sqrt()
+        inputs_nD, target_nO = inputs_1nD[0], target_1nO[0]
+        prior_nO = inputs_nD.double() @ self.weight_OD.T
+        if self.bias_O is not None:
+            prior_nO = prior_nO + self.bias_O
+        chance_nO = torch.maximum(target_nO.double().softmax(-1), prior_nO.softmax(-1))
+        counts_nO = chance_nO.sqrt() + _LEAST
         if weights_n is not None:
             counts_nO = counts_nO * weights_n.to(counts_nO)[:, None]
-        self._inputs.append(inputs_1nD[0])
-        self._targets.append(target_1nO[0])
+        self._inputs.append(inputs_nD)
+        self._targets.append(target_nO)
         self._counts.append(counts_nO)
 
     def solve(self, ridge: float, *, where: str) -> Solution | None:
