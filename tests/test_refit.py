@@ -139,7 +139,7 @@ def test_a_score_counts_by_the_root_of_its_chance_to_matter(n, with_bias):
     found = sums.solve(0.2, where="head")
     says = inputs @ prior.T + (0 if bias is None else bias)
     likely = torch.maximum(target.softmax(1), says.softmax(1))
-    chance = (likely.sqrt() + 0.03) * more[:, None]
+    chance = (likely.sqrt() + 0.01) * more[:, None]
     left = missed = torch.zeros(())
     for o in range(4):
         one = Ridge(prior[None, o : o + 1], None if bias is None else bias[None, o : o + 1], rows=n)

@@ -17,7 +17,7 @@ from torch import Tensor
 from .ridge import Ridge, Solution
 
 # What the least likely score counts, where the surest counts 1: nothing is left wholly unsaid.
-_LEAST = 0.03
+_LEAST = 0.01
 # Multiplications for all systems: with more (vocabularies), all scores count alike.
 _MOST_WORK = 2e11
 
