@@ -156,6 +156,15 @@ def test_a_score_counts_by_the_root_of_its_chance_to_matter(n, with_bias):
     assert found.after < found.before
 
 
+def test_a_bias_is_fitted_where_inputs_say_nothing():
+    target = 3 * draw(50, 3, seed=1) + 1
+    sums = OutputRidge(draw(3, 8, seed=2)[None], torch.zeros(1, 3))
+    sums.add(torch.zeros(1, 50, 8), target[None])
+    found = sums.solve(0.1, where="head")
+    assert found is not None
+    assert (found.bias_gO[0] > 0).all()
+
+
 def test_right_scores_are_left_untouched_one_by_one():
     inputs, prior = draw(50, 8), draw(3, 8, seed=1)
     target = inputs @ prior.T

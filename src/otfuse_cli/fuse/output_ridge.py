@@ -62,11 +62,12 @@ class OutputRidge:
         Raises:
             SolveFailed: A matrix is singular.
         """
-        inputs_1nD, target_nO = torch.cat(self._inputs)[None], torch.cat(self._targets)
+        inputs_1nD, target_nO = torch.cat(self._inputs)[None].double(), torch.cat(self._targets)
         counts_nO = torch.cat(self._counts)
         weight_OD = self.weight_OD.clone()
         bias_O = None if self.bias_O is None else self.bias_O.clone()
         missed = left = total = 0.0
+        fitted = False
         for o in range(target_nO.shape[1]):
             one = slice(o, o + 1)
             bias = None if self.bias_O is None else self.bias_O[None, one]
@@ -77,12 +78,13 @@ class OutputRidge:
             if solution is None:
                 left += sums.missed
                 continue
+            fitted = True
             left += solution.after**2 * sums.target
             weight_OD[one] = solution.weight_gOD[0]
             if bias_O is not None:
                 assert solution.bias_gO is not None
                 bias_O[one] = solution.bias_gO[0]
-        if torch.equal(weight_OD, self.weight_OD):
+        if not fitted:
             return None
         unknown = torch.full_like(weight_OD[None, :, 0], torch.nan)
         before, after = ((part / total) ** 0.5 if total else 0.0 for part in (missed, left))
