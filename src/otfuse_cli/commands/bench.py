@@ -143,17 +143,11 @@ class Bench:
         """How often a network at the anchor's widths says what the parents' ensemble says."""
         return self._agreement(tensors, self.choice)
 
-    def agreeing(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """On which inputs, or positions of them, it does."""
-        return self._said(tensors) == self.choice
-
     def hits(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """On which inputs it is right, where they have labels; otherwise `agreeing`."""
+        """On which inputs, or positions of them, it is right: as labels say, or the ensemble."""
         said = self._said(tensors)
-        labels = self.judged.labels
-        return said == (
-            labels if labels is not None and labels.shape == said.shape else self.choice
-        )
+        labels = self._labels(said)
+        return said == (self.choice if labels is None else labels)
 
     def distances(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Squares by which its probabilities miss the ensemble's, by input and position."""
@@ -162,17 +156,12 @@ class Bench:
 
     def yardsticks(self) -> tuple[StepRecord, ...]:
         """What every parent is worth by itself on the inputs that are judged."""
-        labels = self.judged.labels
-        found = []
-        for at, logits in sorted(self._logits.items()):
-            said = logits.argmax(-1)
-            if said.shape != self.choice.shape:
-                continue
-            right = labels is not None and labels.shape == said.shape
-            accuracy = 100 * _share(said, labels) if right and labels is not None else None
-            name = f"parent {at}" + " (anchor)" * (at == self.anchor)
-            found.append(StepRecord(name, _share(said, self.choice), accuracy, False))
-        return tuple(found)
+        said = {at: logits.argmax(-1) for at, logits in sorted(self._logits.items())}
+        return tuple(
+            self._record(f"parent {at}" + " (anchor)" * (at == self.anchor), theirs, kept=False)
+            for at, theirs in said.items()
+            if theirs.shape == self.choice.shape
+        )
 
     def _agreement(self, tensors: Mapping[str, Tensor], choice: Tensor) -> float:
         return _share(self._said(tensors), choice)
@@ -182,12 +171,17 @@ class Bench:
 
     def step(self, name: str, tensors: Mapping[str, Tensor], *, kept: bool = True) -> StepRecord:
         """What a step gave: agreement and, with labels, accuracy in percent."""
-        found = self._said(tensors)
+        return self._record(name, self._said(tensors), kept=kept)
+
+    def _record(self, name: str, said: Tensor, *, kept: bool) -> StepRecord:
+        labels = self._labels(said)
+        accuracy = None if labels is None else 100 * _share(said, labels)
+        return StepRecord(name, _share(said, self.choice), accuracy, kept)
+
+    def _labels(self, said: Tensor) -> Tensor | None:
+        """Labels of the inputs that are judged, if there is one for each class that is said."""
         labels = self.judged.labels
-        accuracy = None
-        if labels is not None and labels.shape == found.shape:
-            accuracy = 100 * _share(found, labels)
-        return StepRecord(name, _share(found, self.choice), accuracy, kept)
+        return labels if labels is not None and labels.shape == said.shape else None
 
     def run_parents(self, aligned: Sequence[Aligned]) -> list[Parent]:
         """Everyone with a share as the refit runs them, the anchor first."""

@@ -26,8 +26,7 @@ _HELD = 5
 # ways apart, at a tenth of the products.
 _TRIAL_ROWS = 0.1
 # Of the anchor's units, these shares are tried for units of other parents.
-GRAFTS = (0.10, 0.25)
-_GRAFTS = tuple(f"graft {share:.0%}" for share in GRAFTS)
+_GRAFTS = {"graft 10%": 0.10, "graft 25%": 0.25}
 # Fits of one layer, or of none.
 _CHEAP = ("head", "average")
 # Standard errors by which the first in order has to be beaten: several try.
@@ -79,9 +78,7 @@ def ways(work: Ways, blend: str) -> dict[str, Way]:
 
     The simplest comes first: the anchor with another output layer.
     """
-    grafts: dict[str, Way] = {
-        name: partial(work.graft, share=s) for name, s in zip(_GRAFTS, GRAFTS, strict=True)
-    }
+    grafts: dict[str, Way] = {n: partial(work.graft, share=s) for n, s in _GRAFTS.items()}
     every: dict[str, Way] = {"head": work.head, "refit": work.refit, "joint": work.joint}
     if blend == "graft":
         return grafts
@@ -132,8 +129,8 @@ class _Trial:
         right = {n: float(hits.sum()) for n, hits in self.hits.items()}
         best = max(right.values())
         left = next(iter(self.hits.values())).numel() - best
-        smaller = _GRAFTS[: _GRAFTS.index(name)]
-        leads = all(n not in self.hits or self.best(order) == n for n in smaller)
+        smaller = [n for n, share in _GRAFTS.items() if share < _GRAFTS[name] and n in self.hits]
+        leads = all(self.best(order) == n for n in smaller)
         return left > _HOPELESS and right.get("joint", best) >= best and leads
 
     def best(self, order: Sequence[str]) -> str:

@@ -44,10 +44,8 @@ def require_no_inputs(options: FusionOptions, recipe: Recipe) -> None:
         wanted = "--refit"
     elif isinstance(options, ImproveOptions) and options.calibrate not in (None, "none"):
         wanted = f"--calibrate {options.calibrate}"
-    elif isinstance(options, ImproveOptions) and options.blend not in (None, "average"):
-        wanted = f"--blend {options.blend}"
-    elif isinstance(options, ImproveOptions) and options.require_gain:
-        wanted = "--require-gain"
+    elif isinstance(options, ImproveOptions):
+        wanted = _asks_for_fits(options)
     if wanted is not None:
         raise UsageError(
             f"{wanted} needs inputs",
@@ -57,14 +55,20 @@ def require_no_inputs(options: FusionOptions, recipe: Recipe) -> None:
         )
 
 
+def _asks_for_fits(options: ImproveOptions) -> str | None:
+    """The option that means nothing where no layer is fitted; None where none was given."""
+    if options.blend not in (None, "average"):
+        return f"--blend {options.blend}"
+    return "--require-gain" if options.require_gain else None
+
+
 def _require_no_fits(options: ImproveOptions) -> None:
     """Refuse what means nothing where layers aren't fitted.
 
     Raises:
         UsageError: It was given.
     """
-    asked = None if options.blend in (None, "average") else f"--blend {options.blend}"
-    asked = asked or ("--require-gain" if options.require_gain else None)
+    asked = _asks_for_fits(options)
     if asked is not None:
         raise UsageError(
             f"{asked} without fits",
