@@ -72,7 +72,7 @@ def blocks(count: int) -> dict[str, tuple[int, ...]]:
 
 def recognise(name: str, count: int) -> None:
     """Recognise one file by its names and shapes and print what it took."""
-    from otfuse_cli.graph.recognise import families, layer_graph
+    from otfuse_cli.graph.spec.from_shapes import families, layer_graph
     from otfuse_cli.runtime import peak_rss_bytes
 
     shapes = {"chain": chain, "blocks": blocks}[name](count)
@@ -90,7 +90,7 @@ def measure(name: str) -> None:
     """Trace one network and print what it took."""
     import torch
 
-    from otfuse_cli.graph.trace import trace
+    from otfuse_cli.graph.trace.from_module import trace
     from otfuse_cli.runtime import peak_rss_bytes
 
     with torch.device("meta"):

@@ -17,7 +17,7 @@ import tempfile
 from itertools import pairwise
 from pathlib import Path
 
-OTFUSE = "import sys; from otfuse_cli.app import main; sys.exit(main(sys.argv[1:]))"
+OTFUSE = "import sys; from otfuse_cli.cli.app import main; sys.exit(main(sys.argv[1:]))"
 ROWS = [
     *(("width", width, 4, 2) for width in (256, 512, 1024, 2048)),
     *(("depth", 512, depth, 2) for depth in (4, 8, 16, 32)),

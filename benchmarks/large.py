@@ -31,7 +31,7 @@ save_file({n: ((a[n].float() + b[n].float()) / 2).to(b[n].dtype) for n in b}, sy
 """
 
 SLOW = "merge --matcher sweep"
-OTFUSE = "import sys; from otfuse_cli.app import main; sys.exit(main(sys.argv[1:]))"
+OTFUSE = "import sys; from otfuse_cli.cli.app import main; sys.exit(main(sys.argv[1:]))"
 
 
 def shapes(gib: float, hidden: int) -> dict[str, tuple[int, ...]]:

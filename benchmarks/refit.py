@@ -13,7 +13,7 @@ import time
 
 import torch
 
-from otfuse_cli.fuse.ridge import Ridge
+from otfuse_cli.fusion.ridge import Ridge
 from otfuse_cli.runtime import peak_rss_bytes
 
 _BATCH = 1000

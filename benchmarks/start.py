@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 SHARED = Path(os.environ.get("OTFUSE_SHARED", Path(__file__).parents[2] / "shared"))
-OTFUSE = "import sys; from otfuse_cli.app import main; sys.exit(main(sys.argv[1:]))"
+OTFUSE = "import sys; from otfuse_cli.cli.app import main; sys.exit(main(sys.argv[1:]))"
 
 
 def cpu(command: list[str], compiled: str) -> float:

@@ -24,8 +24,8 @@ import torch
 import torch.nn.functional as F
 
 from otfuse_cli.checkpoint.open import open_checkpoint
-from otfuse_cli.network.factory import build
-from otfuse_cli.network.runnable import with_tensors
+from otfuse_cli.running.factory import build
+from otfuse_cli.running.runnable import with_tensors
 
 StateDict = Mapping[str, torch.Tensor]
 

@@ -29,7 +29,7 @@ import torch
 
 NETWORKS = Path(__file__).with_name("networks.py")
 PAIRS = evaluate.SHARED / "checkpoints"
-OTFUSE = [sys.executable, "-c", "import sys; from otfuse_cli.app import main; sys.exit(main())"]
+OTFUSE = [sys.executable, "-c", "import sys; from otfuse_cli.cli.app import main; sys.exit(main())"]
 TURNED = ("--residual", "orthogonal")
 # Nothing has to be aligned for the union: the cheapest matching will do.
 JOINT = ("--blend", "joint", "--matcher", "sweep")

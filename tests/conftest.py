@@ -17,8 +17,8 @@ import torch
 from hypothesis import settings
 
 import libraries
-from otfuse_cli import app
-from otfuse_cli.report import (
+from otfuse_cli.cli import app
+from otfuse_cli.report.records import (
     Candidate,
     Checks,
     Difference,

@@ -13,11 +13,11 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from otfuse_cli.graph import atoms
-from otfuse_cli.graph.atoms import Atom, Form, Plus, Times, head
-from otfuse_cli.graph.call import Label, Value
-from otfuse_cli.graph.deferred import is_settled
-from otfuse_cli.graph.propagate import Propagation, Step, label_operations
+from otfuse_cli.graph.trace import atoms
+from otfuse_cli.graph.trace.atoms import Atom, Form, Plus, Times, head
+from otfuse_cli.graph.trace.call import Label, Value
+from otfuse_cli.graph.trace.deferred import is_settled
+from otfuse_cli.graph.trace.propagate import Propagation, Step, label_operations
 
 
 @dataclass

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from otfuse_cli.graph.axes import Axis, Cat, Fixed, Prod, Unit, axis_units
-from otfuse_cli.graph.emit import _added, _multiplied
 from otfuse_cli.graph.model import LayerGraph
+from otfuse_cli.graph.trace.emit import _added, _multiplied
 
 
 def graph_difference(spec: LayerGraph, traced: LayerGraph) -> str | None:

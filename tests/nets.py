@@ -208,7 +208,7 @@ def distance(one: torch.Tensor, other: torch.Tensor) -> float:
 
 def from_factory(arch, seed):
     """The network of `file.py:factory` with weights by seed, its BatchNorms as if trained."""
-    from otfuse_cli.network.factory import build
+    from otfuse_cli.running.factory import build
 
     torch.manual_seed(seed)
     module = build(arch, device="cpu").module

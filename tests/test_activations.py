@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 import otfuse_cli
 from nets import Mlp, ResNet, Vgg, randomise, state
-from otfuse_cli.align.activations import Observed, observe
-from otfuse_cli.align.features import Producer
-from otfuse_cli.align.match_space import Rows, solve_rows
-from otfuse_cli.align.recipe import Recipe
-from otfuse_cli.network.architecture import architecture
-from otfuse_cli.network.runnable import runnable
-from otfuse_cli.network.samples import Samples
+from otfuse_cli.matching.activations import Observed, observe
+from otfuse_cli.matching.features import Producer
+from otfuse_cli.matching.match_space import Rows, solve_rows
+from otfuse_cli.requests.recipe import Recipe
+from otfuse_cli.running.architecture import architecture
+from otfuse_cli.running.runnable import runnable
+from otfuse_cli.running.samples import Samples
 from test_twins import permuted
 
 IMAGE = (3, 8, 8)
@@ -164,7 +164,7 @@ def test_batches_do_not_matter(name):
 
 @pytest.mark.slow
 def test_the_same_positions_count_in_every_model(monkeypatch):
-    monkeypatch.setattr("otfuse_cli.align.activations._MOST_COLUMNS", 200)
+    monkeypatch.setattr("otfuse_cli.matching.activations._MOST_COLUMNS", 200)
     inputs, original = draw("conv_bn", 20), state(conv_bn()[0])
     twin = permuted(original, seed=4)
     mine, theirs = (watched("conv_bn", inputs, tensors) for tensors in (twin, original))

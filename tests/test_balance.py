@@ -6,7 +6,7 @@ import torch
 
 import otfuse_cli
 from nets import Mlp, ResNet, StateDict, Vgg, distance, randomise, run, state
-from otfuse_cli.graph.recognise import layer_graph
+from otfuse_cli.graph.spec.from_shapes import layer_graph
 
 WIDE, NARROW = (11, 16, 14, 5), (11, 9, 8, 5)
 

@@ -10,13 +10,13 @@ from torch import nn
 
 import otfuse_cli
 from nets import Mlp, ResNet, randomise, state
-from otfuse_cli.fuse.calibrate import re_estimate, rescale
-from otfuse_cli.fuse.lockstep import Parent
-from otfuse_cli.graph.fits import fits
-from otfuse_cli.network.architecture import architecture
-from otfuse_cli.network.runnable import runnable
-from otfuse_cli.network.samples import Samples
-from otfuse_cli.network.walk import Walk, flat_inputs
+from otfuse_cli.fusion.calibrate import re_estimate, rescale
+from otfuse_cli.fusion.lockstep import Parent
+from otfuse_cli.graph.analysis.fit_targets import fits
+from otfuse_cli.running.architecture import architecture
+from otfuse_cli.running.execute import Walk, flat_inputs
+from otfuse_cli.running.runnable import runnable
+from otfuse_cli.running.samples import Samples
 from otfuse_cli.runtime import Runtime
 
 RUNTIME = Runtime("cpu", 0)

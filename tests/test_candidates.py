@@ -10,13 +10,13 @@ from torch import nn
 
 import otfuse_cli
 from nets import Mlp, StateDict, randomise, state
-from otfuse_cli.commands.candidates import _Trial
-from otfuse_cli.commands.ways import Ways
 from otfuse_cli.errors import GateFailed, UsageError
-from otfuse_cli.fuse.lockstep import Parent
-from otfuse_cli.fuse.written import choose_written
-from otfuse_cli.graph.program import labelled_program
-from otfuse_cli.graph.trace import export, trace
+from otfuse_cli.fusion.choose_by_readers import choose_written
+from otfuse_cli.fusion.lockstep import Parent
+from otfuse_cli.graph.trace.from_module import export, trace
+from otfuse_cli.graph.trace.program import labelled_program
+from otfuse_cli.session.candidates import _Trial
+from otfuse_cli.session.ways import Ways
 
 WIDE, NARROW = (12, 30, 24, 5), (12, 10, 8, 5)
 
@@ -182,7 +182,7 @@ def test_pruning_by_reconstruction_does_not_keep_it_either(monkeypatch):
             tensors[name] = -tensor
         return (), ()
 
-    monkeypatch.setattr("otfuse_cli.commands.bench.Bench.refit", spoil)
+    monkeypatch.setattr("otfuse_cli.session.bench.Bench.refit", spoil)
     more = {"arch": "mlp", "samples": {"x": inputs()}, "criterion": "reconstruct"}
     _, report = otfuse_cli.prune(mlp(1, WIDE), amount=0.3, **more)
     assert [s.kept for s in report.steps] == [True, False]

@@ -18,8 +18,8 @@ import otfuse_cli
 import zoo
 from nets import TWO_BRANCHES_SPEC, Mlp, TwoBranches, randomise, state
 from otfuse_cli.errors import IncompatibleModels, SolveFailed, UnreadableInput
-from otfuse_cli.network.architecture import architecture
-from otfuse_cli.network.relabel import draw_maps, relabel_state
+from otfuse_cli.running.architecture import architecture
+from otfuse_cli.running.relabel import draw_maps, relabel_state
 from test_twins import permuted
 
 FACTORY = """
@@ -175,7 +175,7 @@ def test_merge_refuses_maps_that_change_the_function(factory, two, monkeypatch):
     """A graph that lies about one axis is caught before anything is written."""
     from dataclasses import replace
 
-    import otfuse_cli.commands.parents as parents
+    import otfuse_cli.session.parents as parents
     from otfuse_cli.graph.model import Fixed, Role, TensorAxis
 
     def lying(*args, **kwargs):
@@ -236,7 +236,7 @@ def test_a_permuted_twin_of_any_network_returns_the_original(name, tmp_path, mon
         else t
         for n, t in module.state_dict().items()
     }
-    from otfuse_cli.graph.trace import trace
+    from otfuse_cli.graph.trace.from_module import trace
 
     graph = trace(module, args, kwargs)
     for tensor in graph.tensors.values():
@@ -250,7 +250,7 @@ def test_a_permuted_twin_of_any_network_returns_the_original(name, tmp_path, mon
     assert shapes.keys() == twin.keys()
     fused, report = otfuse_cli.merge(twin, original, arch=f"{path}:make")
     assert report.checks.function == "kept"
-    from otfuse_cli.network.acid import function_change
+    from otfuse_cli.running.acid import function_change
 
     full = {**original, **fused}
     for tensor in graph.tensors.values():

@@ -25,9 +25,9 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from otfuse_cli.checkpoint import draft
 from otfuse_cli.checkpoint.open import open_checkpoint
-from otfuse_cli.checkpoint.suffix import parse_size
 from otfuse_cli.checkpoint.write import open_writer
 from otfuse_cli.errors import OtfuseError, OutputRefused, UnreadableInput, UsageError
+from otfuse_cli.output_names import parse_size
 
 STATE = {
     "embed.weight": torch.arange(40.0).reshape(10, 4),

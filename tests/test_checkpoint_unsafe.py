@@ -27,16 +27,16 @@ import numpy as np
 import pytest
 import torch
 
-from otfuse_cli.checkpoint.open import open_checkpoint
-from otfuse_cli.checkpoint.rebuild import (
+from otfuse_cli.checkpoint.formats.rebuild import (
     StorageRef,
     TensorRef,
     Unsupported,
     rebuild,
     storage_from_id,
 )
-from otfuse_cli.checkpoint.symbols import Foreign, Symbol
-from otfuse_cli.checkpoint.unpickle import BrokenPickleError, Table, Unpickler
+from otfuse_cli.checkpoint.formats.symbols import Foreign, Symbol
+from otfuse_cli.checkpoint.formats.unpickle import BrokenPickleError, Table, Unpickler
+from otfuse_cli.checkpoint.open import open_checkpoint
 from otfuse_cli.errors import ExitCode, UnreadableInput, UsageError
 
 STATE = {"w": torch.arange(3.0)}

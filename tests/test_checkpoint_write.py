@@ -20,9 +20,9 @@ import torch
 from otfuse_cli.checkpoint import draft
 from otfuse_cli.checkpoint.names import TensorInfo
 from otfuse_cli.checkpoint.open import Checkpoint, open_checkpoint
-from otfuse_cli.checkpoint.suffix import suffix_of
 from otfuse_cli.checkpoint.write import check_output, open_writer
 from otfuse_cli.errors import ExitCode, OutputRefused, UsageError
+from otfuse_cli.output_names import suffix_of
 
 STATE = {
     "a.weight": torch.arange(6.0).reshape(2, 3),

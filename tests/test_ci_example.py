@@ -25,7 +25,7 @@ def pipeline(demo_pair, tmp_path):
     """Run the script on the bundled pair, with this otfuse and this Python."""
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name, line in (("otfuse", "-m otfuse_cli.app"), ("python", "")):
+    for name, line in (("otfuse", "-m otfuse_cli.cli.app"), ("python", "")):
         program = programs / name
         program.write_text(f'#!/bin/sh\nexec "{sys.executable}" {line} "$@"\n')
         program.chmod(0o755)

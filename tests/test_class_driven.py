@@ -8,12 +8,12 @@ import torch
 import otfuse_cli
 from nets import from_factory as build
 from otfuse_cli.errors import UsageError
-from otfuse_cli.network.architecture import architecture
-from otfuse_cli.network.class_driven import drive_to_classes
-from otfuse_cli.network.dead_leaves import dead_leaves
-from otfuse_cli.network.runnable import runnable
-from otfuse_cli.network.samples import Samples
-from otfuse_cli.network.walk import Walk, flat_inputs
+from otfuse_cli.running.architecture import architecture
+from otfuse_cli.running.class_driven import drive_to_classes
+from otfuse_cli.running.dead_leaves import dead_leaves
+from otfuse_cli.running.execute import Walk, flat_inputs
+from otfuse_cli.running.runnable import runnable
+from otfuse_cli.running.samples import Samples
 
 SORTER = """
 import torch

@@ -17,10 +17,12 @@ import pytest
 import typer
 
 from conftest import ROOT, make_report
-from otfuse_cli import __version__, app, errors, render, stored
-from otfuse_cli.commands import requests
-from otfuse_cli.options import OPTIONS, RunOptions
-from otfuse_cli.report import Report
+from otfuse_cli import __version__, errors
+from otfuse_cli.cli import app, render
+from otfuse_cli.cli.options import OPTIONS, RunOptions
+from otfuse_cli.report import files
+from otfuse_cli.report.records import Report
+from otfuse_cli.requests import requests
 
 PROGRAM = typer.main.get_command(app.app)
 COMMANDS = PROGRAM.commands
@@ -342,7 +344,7 @@ def test_inspect_reads_an_envelope_from_a_pipe(cli, verbs):
 def test_inspect_with_nothing_gives_two_examples(cli, stdin):
     run = cli("inspect", "--ot-costs", stdin=stdin)
     assert run.code == 2
-    assert all(example in run.err for example in stored.EXAMPLES)
+    assert all(example in run.err for example in files.EXAMPLES)
 
 
 @pytest.mark.parametrize(
@@ -391,7 +393,7 @@ def test_no_report_from_outside_is_a_bug_of_ours(monkeypatch):
         monkeypatch.setattr(sys, "stdout", io.StringIO())
         monkeypatch.setattr(sys, "stderr", io.StringIO())
         try:
-            report = stored.gate(stored.parse(text, where="pipe"), 1e9)
+            report = files.gate(files.parse(text, where="pipe"), 1e9)
             render.show(render.Outcome("inspect", report=report), render.View(verbose=True))
         except errors.OtfuseError:
             refused += 1
@@ -423,7 +425,7 @@ def test_inspect_without_a_report_beside(cli, tmp_path):
 
 def test_report_of_a_folder_lies_inside(tmp_path):
     (tmp_path / "fused").mkdir()
-    assert stored.report_beside(tmp_path / "fused") == tmp_path / "fused" / "fused.report.json"
+    assert files.report_beside(tmp_path / "fused") == tmp_path / "fused" / "fused.report.json"
 
 
 @pytest.mark.parametrize(("limit", "code"), [("0.5", 0), ("0.49", 7)])
@@ -518,14 +520,16 @@ def test_completion_offers_choices(monkeypatch, capsys):
     assert capsys.readouterr().out.split() == ["wts", "acts", "none"]
 
 
-def fresh(*arguments, code="import sys; from otfuse_cli.app import main; sys.exit(main())", **more):
+def fresh(
+    *arguments, code="import sys; from otfuse_cli.cli.app import main; sys.exit(main())", **more
+):
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, **more)
 
 
 def test_help_imports_nothing_heavy():
     run = fresh(
-        code="import sys; from otfuse_cli.app import main; main(['--help']);"
+        code="import sys; from otfuse_cli.cli.app import main; main(['--help']);"
         "print({'torch', 'ot', 'numpy', 'scipy', 'rich'} & set(sys.modules))"
     )
     assert run.stdout.splitlines()[-1] == "set()"
@@ -556,7 +560,7 @@ def test_reader_that_leaves_is_no_error(tmp_path):
 
 
 def fresh_to(stdout, stdin, *arguments):
-    code = "import sys; from otfuse_cli.app import main; sys.exit(main())"
+    code = "import sys; from otfuse_cli.cli.app import main; sys.exit(main())"
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
         stdin=stdin,
@@ -603,4 +607,4 @@ def test_lines_as_typed(cli, demo_pair, monkeypatch):
     run = cli("inspect", "--ot-costs", stdin=envelope)
     assert run.code == 0
     assert all(space["id"] in run.out for space in report["spaces"])
-    assert isinstance(stored.parse(envelope, where="here"), Report)
+    assert isinstance(files.parse(envelope, where="here"), Report)

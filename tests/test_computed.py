@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import otfuse_cli
 from computed_nets import NETS, drawn, make
-from otfuse_cli.graph.trace import trace
-from otfuse_cli.network.relabel import draw_maps, relabel_state
+from otfuse_cli.graph.trace.from_module import trace
+from otfuse_cli.running.relabel import draw_maps, relabel_state
 
 State = dict[str, Tensor]
 

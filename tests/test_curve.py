@@ -12,7 +12,7 @@ from torch import nn
 
 import otfuse_cli
 from otfuse_cli.commands.curve import barrier
-from otfuse_cli.network.evaluation import Score
+from otfuse_cli.running.evaluation import Score
 
 WEIGHTS = ["0", "0.25", "0.5", "0.75", "1"]
 

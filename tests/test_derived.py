@@ -12,16 +12,16 @@ from torch.nn.utils.parametrizations import spectral_norm as parametrised
 
 import otfuse_cli
 from nets import ResNet, Vgg
-from otfuse_cli.commands.bench import Bench
 from otfuse_cli.errors import SolveFailed
-from otfuse_cli.fuse import derived as numerics
-from otfuse_cli.graph.derived import power_vectors
+from otfuse_cli.fusion import recompute as numerics
+from otfuse_cli.graph.derived_tensors import power_vectors
 from otfuse_cli.graph.model import Role
-from otfuse_cli.graph.recognise import layer_graph
-from otfuse_cli.graph.trace import trace
-from otfuse_cli.graph.write_spec import write_spec
-from otfuse_cli.network.acid import acid_test
-from otfuse_cli.network.relabel import draw_maps, relabel_state
+from otfuse_cli.graph.spec.from_shapes import layer_graph
+from otfuse_cli.graph.spec.write_spec import write_spec
+from otfuse_cli.graph.trace.from_module import trace
+from otfuse_cli.running.acid import acid_test
+from otfuse_cli.running.relabel import draw_maps, relabel_state
+from otfuse_cli.session.bench import Bench
 from spectral_nets import KINDS, linear, make, norms, trained
 
 State = dict[str, Tensor]

@@ -15,14 +15,14 @@ from conftest import ROOT
 from family_nets import CASES, HF, Case
 from graph_difference import graph_difference
 from otfuse_cli.errors import IncompatibleModels
-from otfuse_cli.graph import recognise
 from otfuse_cli.graph.axes import axis_units
-from otfuse_cli.graph.bind import bind
 from otfuse_cli.graph.model import LayerGraph, OpKind, first_difference
-from otfuse_cli.graph.recognise import families, layer_graph
-from otfuse_cli.graph.spec import parse_specs
-from otfuse_cli.graph.trace import trace
-from otfuse_cli.network.acid import acid_test
+from otfuse_cli.graph.spec import from_shapes
+from otfuse_cli.graph.spec.bind import bind
+from otfuse_cli.graph.spec.from_shapes import families, layer_graph
+from otfuse_cli.graph.spec.grammar import parse_specs
+from otfuse_cli.graph.trace.from_module import trace
+from otfuse_cli.running.acid import acid_test
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -115,7 +115,7 @@ BROKEN = [
 def test_a_broken_line_is_caught_and_named(name, old, new) -> None:
     """Negative control: the size check or the proof names a tensor of the line that is wrong."""
     family = CASES[name].family
-    folder = resources.files(recognise.__package__) / "families"
+    folder = resources.files(from_shapes.__package__) / "families"
     texts = [f.read_text() for f in folder.iterdir() if f.name.endswith(".yaml")]
     text = next(
         t for t in texts if any(s.name == family for s in parse_specs(t, where="", name=""))

@@ -15,8 +15,8 @@ from torch import nn
 import libraries
 import nets
 from otfuse_cli.errors import IncompatibleModels
-from otfuse_cli.graph.recognise import families, layer_graph
-from otfuse_cli.graph.stored_shapes import StoredShapes
+from otfuse_cli.graph.spec.from_shapes import families, layer_graph
+from otfuse_cli.graph.spec.stored_shapes import StoredShapes
 from test_lookalikes import stored
 
 TORCHVISION = {

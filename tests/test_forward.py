@@ -10,11 +10,11 @@ from torch import nn
 
 from nets import state
 from otfuse_cli.errors import IncompatibleModels, UsageError
-from otfuse_cli.network.architecture import architecture, module_state
-from otfuse_cli.network.evaluation import Tally, agreement, ensemble, score
-from otfuse_cli.network.factory import Network
-from otfuse_cli.network.forward import logit_batches, logits
-from otfuse_cli.network.samples import Samples
+from otfuse_cli.running.architecture import architecture, module_state
+from otfuse_cli.running.evaluation import Tally, agreement, ensemble, score
+from otfuse_cli.running.factory import Network
+from otfuse_cli.running.forward import logit_batches, logits
+from otfuse_cli.running.samples import Samples
 from test_samples import Text, image_net, text_net
 
 

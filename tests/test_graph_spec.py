@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from nets import TWO_BRANCHES_SPEC, Mlp, ResNet, TwoBranches, Vgg, zoo
 from otfuse_cli.errors import IncompatibleModels, UnreadableInput
 from otfuse_cli.graph.axes import Cat, Fixed, Prod, Unit, axis_size, axis_units
-from otfuse_cli.graph.bind import bind
-from otfuse_cli.graph.expressions import parse_expression
 from otfuse_cli.graph.model import LayerGraph, OpKind, Role
-from otfuse_cli.graph.order import base_order, execution_order, natural_key
-from otfuse_cli.graph.patterns import Pattern
-from otfuse_cli.graph.recognise import families, layer_graph
 from otfuse_cli.graph.sizes import resize
-from otfuse_cli.graph.spec import parse_specs
-from otfuse_cli.graph.trace import trace
+from otfuse_cli.graph.spec.bind import bind
+from otfuse_cli.graph.spec.expressions import parse_expression
+from otfuse_cli.graph.spec.from_shapes import families, layer_graph
+from otfuse_cli.graph.spec.grammar import parse_specs
+from otfuse_cli.graph.spec.order import base_order, execution_order, natural_key
+from otfuse_cli.graph.spec.patterns import Pattern
+from otfuse_cli.graph.trace.from_module import trace
 
 
 def shapes_of(net) -> dict[str, tuple[int, ...]]:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otfuse_cli.graph.covers import LineTable
-from otfuse_cli.graph.order import execution_order
-from otfuse_cli.graph.patterns import Pattern, Present
-from otfuse_cli.graph.recognise import layer_graph
-from otfuse_cli.graph.spec import parse_specs
+from otfuse_cli.graph.spec.from_shapes import layer_graph
+from otfuse_cli.graph.spec.grammar import parse_specs
+from otfuse_cli.graph.spec.line_match import LineTable
+from otfuse_cli.graph.spec.order import execution_order
+from otfuse_cli.graph.spec.patterns import Pattern, Present
 
 Shapes = dict[str, tuple[int, ...]]
 

@@ -15,27 +15,18 @@ NAME = "otfuse_cli"
 
 # From top to bottom; a room imports from its own level and from those below it.
 LEVELS = [
-    {
-        "app",
-        "comparisons",
-        "help",
-        "option_table",
-        "options",
-        "outcomes",
-        "render",
-        "running",
-        "tables",
-    },
+    {"cli"},
     {"", "commands"},
+    {"session"},
     {"plot"},
-    {"prune", "fuse"},
-    {"align"},
-    {"network"},
+    {"pruning", "fusion"},
+    {"matching"},
+    {"running"},
     {"graph"},
     {"transport"},
-    {"stored"},
     {"checkpoint"},
-    {"report", "errors", "runtime", "values"},
+    {"requests", "report"},
+    {"errors", "runtime", "output_names"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 FLOOR = LEVELS[-1]
@@ -101,6 +92,31 @@ def test_imports_point_down(module):
     assert upwards == []
 
 
+def test_no_module_imports_itself_through_others():
+    """No cycles, imports for types included: what stands on what is an order."""
+    waiting = {module: set(ours(module)) - {module, NAME} for module in MODULES}
+    while ready := [module for module, needs in waiting.items() if not needs & waiting.keys()]:
+        for module in ready:
+            del waiting[module]
+    assert waiting == {}
+
+
+# Rooms of the layer graph, from the bottom: what all know, names and shapes, traces, what is read
+# off them.
+GRAPH_LEVELS = ["", "spec", "trace", "analysis"]
+
+
+def graph_level(module):
+    parts = module.split(".")[2:]
+    return GRAPH_LEVELS.index(parts[0]) if parts and parts[0] in GRAPH_LEVELS else 0
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if room(m) == "graph"])
+def test_rooms_of_the_graph_point_down_too(module):
+    inside = [name for name in ours(module) if room(name) == "graph"]
+    assert [name for name in inside if graph_level(name) > graph_level(module)] == []
+
+
 @pytest.mark.parametrize("module", sorted(FLOOR))
 def test_floor_stands_on_errors_alone(module):
     allowed = set() if module == "errors" else {f"{NAME}.errors"}
@@ -117,8 +133,8 @@ def test_only_plot_draws():
 
 
 def test_only_specs_and_weights_are_yaml():
-    found = importers("yaml") - {f"{NAME}.commands.weights"}
-    assert {room(module) for module in found} <= {"graph"}
+    found = importers("yaml")
+    assert {room(module) for module in found} <= {"graph", "requests"}
 
 
 def test_only_the_top_knows_the_terminal():
@@ -127,9 +143,10 @@ def test_only_the_top_knows_the_terminal():
 
 def test_graph_and_command_line_hold_no_numbers():
     """Neither torch nor numpy in the rooms that `--help` and the layer graph live in."""
-    heavy = importers("torch", "numpy", "scipy", "safetensors")
+    # python_values looks at what Python callers give, if that is an array.
+    heavy = importers("torch", "numpy", "scipy", "safetensors") - {f"{NAME}.requests.python_values"}
     assert {room(module) for module in heavy} & (
-        LEVELS[0] | {"stored", "report", "errors"}
+        LEVELS[0] | {"requests", "report", "errors", "output_names"}
     ) == set()
 
 
@@ -143,8 +160,8 @@ def prints(module):
                 yield node.lineno
 
 
-# manners hands on what the user's own module prints while it is traced.
-MAY_PRINT = {f"{NAME}.render", f"{NAME}.graph.manners"}
+# export_settings hands on what the user's own module prints while it is traced.
+MAY_PRINT = {f"{NAME}.cli.render", f"{NAME}.graph.trace.export_settings"}
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m not in MAY_PRINT])
@@ -153,6 +170,6 @@ def test_only_the_renderer_prints(module):
 
 
 def test_this_test_sees_relative_and_nested_imports():
-    assert f"{NAME}.stored" in set(ours(f"{NAME}.app"))
-    assert f"{NAME}.commands.merge" in set(ours(f"{NAME}.app"))
-    assert "typer.core.TyperCommand" in set(imports(f"{NAME}.help"))
+    assert f"{NAME}.report.files" in set(ours(f"{NAME}.cli.app"))
+    assert f"{NAME}.commands.merge" in set(ours(f"{NAME}.cli.app"))
+    assert "typer.core.TyperCommand" in set(imports(f"{NAME}.cli.help"))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from otfuse_cli import OtfuseError
-from otfuse_cli.commands.indexed_option import per_index
+from otfuse_cli.requests.indexed_option import per_index
 
 GIVEN = [
     (None, [None, None, None]),

@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 
 import otfuse_cli
 from conftest import make_report
-from otfuse_cli.align.estimate import estimate
-from otfuse_cli.align.recipe import Recipe
 from otfuse_cli.errors import IncompatibleModels, UsageError
 from otfuse_cli.graph.sizes import solve_widths
-from otfuse_cli.report import Pair
-from otfuse_cli.stored import report_from_dict
+from otfuse_cli.matching.estimate import estimate
+from otfuse_cli.report.files import report_from_dict
+from otfuse_cli.report.records import Pair
+from otfuse_cli.requests.recipe import Recipe
 from test_report_schema import REPORT
 
 
@@ -111,7 +111,7 @@ def test_equal_models_differ_in_nothing():
 
 
 def test_sizes_go_on_after_a_misfit():
-    from otfuse_cli.graph.recognise import layer_graph
+    from otfuse_cli.graph.spec.from_shapes import layer_graph
 
     shapes = {k: tuple(v.shape) for k, v in net([6, 8, 7, 3]).items()}
     graph = layer_graph("auto", shapes)
@@ -167,7 +167,7 @@ def test_estimate_of_memory_is_near(tmp_path):
     peaks = {}
     for name, widths in {"tiny": [16, 32, 10], "wide": [512, 2048, 2048, 10]}.items():
         paths = saved(tmp_path, **{f"{name}-{s}": net(widths, seed=s) for s in range(2)})
-        line = [sys.executable, "-m", "otfuse_cli.app", "merge", *map(str, paths), "--json"]
+        line = [sys.executable, "-m", "otfuse_cli.cli.app", "merge", *map(str, paths), "--json"]
         line += ["-o", str(tmp_path / f"{name}.safetensors"), "--matcher", "sweep"]
         line += ["--arch", str(spec)]
         run = subprocess.run(line, capture_output=True, text=True, check=True)
@@ -435,7 +435,7 @@ def test_two_runs_say_the_same(cli, demo_pair, tmp_path):
 
 def test_estimate_needs_no_weights():
     """Shapes alone: the models are never read."""
-    from otfuse_cli.commands.parents import assemble, open_checkpoints
+    from otfuse_cli.session.parents import assemble, open_checkpoints
 
     with open_checkpoints([net([6, 8, 3]), net([6, 8, 3], seed=1)], None) as checkpoints:
         parents = assemble(checkpoints, 1, "auto", "cpu")

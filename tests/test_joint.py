@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 import nets
 import otfuse_cli
 from nets import from_factory as build
-from otfuse_cli.commands.candidates import clearly_more
 from otfuse_cli.errors import IncompatibleModels, UsageError
-from otfuse_cli.fuse.lockstep import Parent
-from otfuse_cli.fuse.select import choose, reconstruct
-from otfuse_cli.fuse.written import choose_written, written
-from otfuse_cli.graph.program import labelled_program
-from otfuse_cli.graph.trace import export, trace
+from otfuse_cli.fusion.choose_by_readers import choose_written, written
+from otfuse_cli.fusion.lockstep import Parent
+from otfuse_cli.fusion.pivoted_cholesky import choose, reconstruct
+from otfuse_cli.graph.trace.from_module import export, trace
+from otfuse_cli.graph.trace.program import labelled_program
+from otfuse_cli.session.candidates import clearly_more
 
 NET = """
 import torch

@@ -7,14 +7,14 @@ import torch
 
 import otfuse_cli
 from otfuse_cli.checkpoint.open import open_checkpoint
-from otfuse_cli.commands.parents import assemble
 from otfuse_cli.errors import UsageError
-from otfuse_cli.fuse.positions import Positions
-from otfuse_cli.fuse.stream_choice import choose_heads, choose_units, read_from, turns
-from otfuse_cli.graph.program import labelled_program
-from otfuse_cli.graph.trace import export, trace
-from otfuse_cli.network.relabel import draw_maps, relabel_state
-from otfuse_cli.network.samples import Samples
+from otfuse_cli.fusion.positions import Positions
+from otfuse_cli.fusion.stream_choice import choose_heads, choose_units, read_from, turns
+from otfuse_cli.graph.trace.from_module import export, trace
+from otfuse_cli.graph.trace.program import labelled_program
+from otfuse_cli.running.relabel import draw_maps, relabel_state
+from otfuse_cli.running.samples import Samples
+from otfuse_cli.session.parents import assemble
 from test_orthogonal import NETS, change, folder, known, made, tensors_of, twin
 
 pytest.importorskip("transformers")
@@ -86,7 +86,7 @@ def test_only_the_class_token_is_read_out(vit_program):
     by_weight = {
         "mlp.fc2": "only", "o_proj": "only", "q_proj": "only", "k_proj": "all", "v_proj": "all",
     }  # fmt: skip
-    from otfuse_cli.graph.fits import fits
+    from otfuse_cli.graph.analysis.fit_targets import fits
 
     for fit in fits(program)[0]:
         kind = next((k for k in by_weight if k in fit.layer.weight), None)

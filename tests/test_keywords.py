@@ -18,10 +18,10 @@ from torch import nn
 
 import otfuse_cli
 from otfuse_cli import OtfuseError
-from otfuse_cli.align.recipe import Recipe
-from otfuse_cli.commands import requests
-from otfuse_cli.commands.keywords import request
-from otfuse_cli.options import build
+from otfuse_cli.cli.options import build
+from otfuse_cli.requests import requests
+from otfuse_cli.requests.keywords import request
+from otfuse_cli.requests.recipe import Recipe
 
 KINDS = {
     "merge": requests.MergeRequest,

@@ -10,16 +10,16 @@ import torch
 from safetensors.torch import save_file
 
 import otfuse_cli
-from otfuse_cli.align import large_space
-from otfuse_cli.align.unfold import unfold
 from otfuse_cli.checkpoint.digest import Trail
 from otfuse_cli.checkpoint.disk import Disk
 from otfuse_cli.checkpoint.open import open_checkpoint
 from otfuse_cli.commands.merge import merge
-from otfuse_cli.commands.requests import MergeRequest
 from otfuse_cli.errors import UsageError
-from otfuse_cli.fuse import rows
+from otfuse_cli.fusion import row_blocks
 from otfuse_cli.graph.axes import Fixed, Prod, Unit
+from otfuse_cli.matching import large_space
+from otfuse_cli.matching.unfold import unfold
+from otfuse_cli.requests.requests import MergeRequest
 
 
 def net(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -39,8 +39,8 @@ def net(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor
 def test_the_size_of_blocks_does_not_show(monkeypatch, dtype, at_once):
     models = [net(seed, dtype) for seed in range(3)]
     usual, _ = otfuse_cli.merge(*models, matcher="sweep", repair="none")
-    monkeypatch.setattr(rows, "_BLOCK", 10)
-    monkeypatch.setattr(rows, "_AT_ONCE", at_once)
+    monkeypatch.setattr(row_blocks, "_BLOCK", 10)
+    monkeypatch.setattr(row_blocks, "_AT_ONCE", at_once)
     small, _ = otfuse_cli.merge(*models, matcher="sweep", repair="none")
     assert all(torch.equal(usual[n], small[n]) for n in usual)
 
@@ -49,7 +49,7 @@ def test_output_layers_get_one_factor_whatever_the_blocks(monkeypatch):
     models = [net(0), net(1)]
     usual, _ = otfuse_cli.merge(*models, matcher="sweep")
     plain, _ = otfuse_cli.merge(*models, matcher="sweep", repair="none")
-    monkeypatch.setattr(rows, "_BLOCK", 10)
+    monkeypatch.setattr(row_blocks, "_BLOCK", 10)
     small, _ = otfuse_cli.merge(*models, matcher="sweep")
     assert not torch.allclose(usual["fc3.weight"], plain["fc3.weight"], rtol=1e-3)
     for name, tensor in usual.items():
@@ -57,7 +57,7 @@ def test_output_layers_get_one_factor_whatever_the_blocks(monkeypatch):
 
 
 def test_files_come_out_as_tensors_do(tmp_path, monkeypatch):
-    monkeypatch.setattr(rows, "_BLOCK", 10)
+    monkeypatch.setattr(row_blocks, "_BLOCK", 10)
     paths = [tmp_path / f"{at}.safetensors" for at in range(2)]
     for at, path in enumerate(paths):
         save_file(net(at, torch.float16), path)

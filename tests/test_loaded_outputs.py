@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from otfuse_cli.checkpoint.open import open_checkpoint
-from otfuse_cli.network.architecture import architecture
-from otfuse_cli.network.runnable import runnable
-from otfuse_cli.network.samples import Samples
-from otfuse_cli.network.walk import Walk, flat_inputs
+from otfuse_cli.running.architecture import architecture
+from otfuse_cli.running.execute import Walk, flat_inputs
+from otfuse_cli.running.runnable import runnable
+from otfuse_cli.running.samples import Samples
 from test_joint_streams import inputs_for
 from test_orthogonal import made
 

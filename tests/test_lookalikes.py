@@ -20,14 +20,14 @@ from lookalikes import (
     family_member,
 )
 from otfuse_cli.errors import ExitCode, IncompatibleModels
-from otfuse_cli.graph.bind import bind
 from otfuse_cli.graph.model import LayerGraph
-from otfuse_cli.graph.patterns import Pattern, Present
-from otfuse_cli.graph.recognise import families, layer_graph
-from otfuse_cli.graph.spec import Spec
-from otfuse_cli.graph.stored_shapes import StoredShapes
-from otfuse_cli.network.acid import acid_test
-from otfuse_cli.network.architecture import architecture
+from otfuse_cli.graph.spec.bind import bind
+from otfuse_cli.graph.spec.from_shapes import families, layer_graph
+from otfuse_cli.graph.spec.grammar import Spec
+from otfuse_cli.graph.spec.patterns import Pattern, Present
+from otfuse_cli.graph.spec.stored_shapes import StoredShapes
+from otfuse_cli.running.acid import acid_test
+from otfuse_cli.running.architecture import architecture
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 

@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 
 import otfuse_cli
 from nets import Mlp, ResNet, StateDict, Vgg, randomise, state
-from otfuse_cli.align.alignment import Alignment
-from otfuse_cli.align.apply import transport
-from otfuse_cli.align.descent import descend, movable
-from otfuse_cli.align.frank_wolfe import Relaxed, line_search, relax
-from otfuse_cli.align.models import Model
-from otfuse_cli.align.recipe import Recipe
-from otfuse_cli.align.similarity import Similarity
-from otfuse_cli.align.sweep import sweep
 from otfuse_cli.checkpoint.open import open_checkpoint
 from otfuse_cli.errors import UsageError
-from otfuse_cli.graph.recognise import layer_graph
 from otfuse_cli.graph.sizes import resize
+from otfuse_cli.graph.spec.from_shapes import layer_graph
+from otfuse_cli.matching.alignment import Alignment
+from otfuse_cli.matching.apply import transport
+from otfuse_cli.matching.matchers.descent import descend, movable
+from otfuse_cli.matching.matchers.frank_wolfe import Relaxed, line_search, relax
+from otfuse_cli.matching.matchers.sweep import sweep
+from otfuse_cli.matching.models import Model
+from otfuse_cli.matching.similarity import Similarity
+from otfuse_cli.requests.recipe import Recipe
 from otfuse_cli.runtime import Runtime
 from otfuse_cli.transport.maps import Permutation
 from test_twins import permuted

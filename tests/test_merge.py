@@ -300,7 +300,7 @@ def test_a_killed_run_leaves_no_output(tmp_path):
     torch.save(mlp(1), tmp_path / "b.pt")
     program = (
         "import sys, time\n"
-        "import otfuse_cli.fuse.rows as m\n"
+        "import otfuse_cli.fusion.row_blocks as m\n"
         "real, calls = m.stored, []\n"
         "def slow(*a, **k):\n"
         "    calls.append(1)\n"
@@ -309,7 +309,7 @@ def test_a_killed_run_leaves_no_output(tmp_path):
         "        time.sleep(60)\n"
         "    return real(*a, **k)\n"
         "m.stored = slow\n"
-        "from otfuse_cli.app import main\n"
+        "from otfuse_cli.cli.app import main\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
     out = tmp_path / "fused.safetensors"

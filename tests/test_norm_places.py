@@ -11,18 +11,18 @@ from torch import nn
 import norm_nets
 import otfuse_cli
 from nets import StateDict, distance, randomise, run, state
-from otfuse_cli.align.activations import observe
-from otfuse_cli.align.alignment import Alignment
-from otfuse_cli.align.apply import transport
-from otfuse_cli.fuse.calibrate import re_estimate, rescale
-from otfuse_cli.fuse.lockstep import Parent
-from otfuse_cli.fuse.repair import plan_repair
-from otfuse_cli.graph.fits import fits, norm_fits
+from otfuse_cli.fusion.calibrate import re_estimate, rescale
+from otfuse_cli.fusion.lockstep import Parent
+from otfuse_cli.fusion.repair import plan_repair
+from otfuse_cli.graph.analysis.fit_targets import fits, norm_fits
 from otfuse_cli.graph.model import LayerGraph
-from otfuse_cli.graph.program import labelled_program
-from otfuse_cli.graph.trace import export, trace
-from otfuse_cli.network.samples import Samples
-from otfuse_cli.network.walk import Walk
+from otfuse_cli.graph.trace.from_module import export, trace
+from otfuse_cli.graph.trace.program import labelled_program
+from otfuse_cli.matching.activations import observe
+from otfuse_cli.matching.alignment import Alignment
+from otfuse_cli.matching.apply import transport
+from otfuse_cli.running.execute import Walk
+from otfuse_cli.running.samples import Samples
 from otfuse_cli.runtime import Runtime
 from otfuse_cli.transport.maps import Permutation
 

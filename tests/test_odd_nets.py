@@ -12,13 +12,13 @@ import real_nets
 from nets import randomise
 from otfuse_cli.errors import IncompatibleModels, SolveFailed
 from otfuse_cli.graph.axes import axis_units
-from otfuse_cli.graph.trace import trace
-from otfuse_cli.network import acid
-from otfuse_cli.network.acid import acid_test, leave_one_out, redraw
-from otfuse_cli.network.architecture import architecture
-from otfuse_cli.network.factory import build
-from otfuse_cli.network.once import run_once
-from otfuse_cli.network.relabel import draw_maps, relabel_state
+from otfuse_cli.graph.trace.from_module import trace
+from otfuse_cli.running import acid
+from otfuse_cli.running.acid import acid_test, leave_one_out, redraw
+from otfuse_cli.running.architecture import architecture
+from otfuse_cli.running.factory import build
+from otfuse_cli.running.once import run_once
+from otfuse_cli.running.relabel import draw_maps, relabel_state
 
 # This many of each family are tried at every change, the others in the slow suite.
 QUICK = 1

@@ -10,14 +10,14 @@ import torch
 
 import otfuse_cli
 from family_nets import CASES
-from otfuse_cli.align.canonical import canonical
-from otfuse_cli.align.heads import HeadMoves
-from otfuse_cli.align.orthogonal import Moves, complement, match_rotated, move
 from otfuse_cli.errors import UsageError
+from otfuse_cli.graph.analysis.streams import PostNorm, Stream, normed_stream
 from otfuse_cli.graph.model import LayerGraph
-from otfuse_cli.graph.streams import PostNorm, Stream, normed_stream
-from otfuse_cli.graph.trace import trace
-from otfuse_cli.network.relabel import draw_maps, relabel_state
+from otfuse_cli.graph.trace.from_module import trace
+from otfuse_cli.matching.canonical import canonical
+from otfuse_cli.matching.heads import HeadMoves
+from otfuse_cli.matching.matchers.orthogonal import Moves, complement, match_rotated, move
+from otfuse_cli.running.relabel import draw_maps, relabel_state
 
 pytest.importorskip("transformers")
 NETS = ("vit", "gpt2-untied", "llama", "qwen2")

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 import otfuse_cli
 from nets import distance, from_factory, state
 from otfuse_cli.checkpoint.open import open_checkpoint
-from otfuse_cli.commands.parents import find_architecture
 from otfuse_cli.errors import IncompatibleModels, OtfuseError, SolveFailed, UsageError
 from otfuse_cli.graph.axes import axis_units
 from otfuse_cli.graph.model import Role
-from otfuse_cli.network.relabel import draw_maps, relabel, relabel_state
+from otfuse_cli.running.relabel import draw_maps, relabel, relabel_state
+from otfuse_cli.session.parents import find_architecture
 from own_nets import NETS
 
 

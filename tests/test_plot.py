@@ -13,10 +13,10 @@ from xml.etree import ElementTree
 import pytest
 
 from otfuse_cli.errors import OutputRefused, UsageError
-from otfuse_cli.plot import write
+from otfuse_cli.plot import save
 from otfuse_cli.plot.charts import HeatMap, LineChart, Picture, Series
 from otfuse_cli.plot.page import page
-from otfuse_cli.plot.write import line_plot, write_picture
+from otfuse_cli.plot.save import line_plot, write_picture
 
 HOSTILE = "</script><img src=x onerror=alert(1)> $x_$"
 BROWSER = next(
@@ -183,13 +183,13 @@ def test_line_plot_refuses_what_is_no_curve(tmp_path, curve):
 
 def test_unknown_suffix(tmp_path):
     with pytest.raises(UsageError, match="no such kind of plot") as refused:
-        write.check_plot(tmp_path / "a.pdf", overwrite=False)
+        save.check_plot(tmp_path / "a.pdf", overwrite=False)
     assert ".png, .svg, .html" in refused.value.fix
 
 
 def test_without_matplotlib_there_is_still_html(tmp_path, picture, monkeypatch):
     found = importlib.util.find_spec
-    monkeypatch.setattr(write, "find_spec", lambda n: None if n == "matplotlib" else found(n))
+    monkeypatch.setattr(save, "find_spec", lambda n: None if n == "matplotlib" else found(n))
     with pytest.raises(UsageError, match="matplotlib, which is not installed") as refused:
         write_picture(tmp_path / "a.png", picture)
     assert "pip install 'otfuse-cli[plot]'" in refused.value.fix

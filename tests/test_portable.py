@@ -20,13 +20,13 @@ import torch
 
 from otfuse_cli import runtime
 from otfuse_cli.checkpoint import draft
-from otfuse_cli.checkpoint.dcp import is_plain_name
 from otfuse_cli.checkpoint.disk import Disk
+from otfuse_cli.checkpoint.formats.dcp import is_plain_name
 from otfuse_cli.checkpoint.publication import Publication
-from otfuse_cli.checkpoint.suffix import is_folder_name, named_suffix
 from otfuse_cli.errors import UnreadableInput
-from otfuse_cli.network.factory import build, find_callable, names_a_module, split_spec
-from otfuse_cli.network.sample_files import read_entries
+from otfuse_cli.output_names import is_folder_name, named_suffix
+from otfuse_cli.running.factory import build, find_callable, names_a_module, split_spec
+from otfuse_cli.running.sample_files import read_entries
 from test_publication import mlp, snapshot
 
 _POSIX = (
@@ -315,7 +315,7 @@ def test_a_spec_on_a_drive_is_no_module(arch: str, module: bool) -> None:
 
 NET = """
 import torch
-from otfuse_cli.checkpoint.suffix import is_folder_name
+from otfuse_cli.output_names import is_folder_name
 
 def make_net():
     return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU()), torch.zeros(1, 3)

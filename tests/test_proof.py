@@ -154,7 +154,7 @@ def test_merged_units_are_proven_on_the_anchor(nets_file, width):
 
 
 def test_a_wrong_graph_of_merged_units_is_refused(nets_file, tmp_path, monkeypatch):
-    from otfuse_cli.network import architecture
+    from otfuse_cli.running import architecture
 
     (tmp_path / "wrong.yaml").write_text(SPEC)
     (tmp_path / "skip.py").write_text(

@@ -11,7 +11,7 @@ import torch
 import nets
 import otfuse_cli
 from otfuse_cli import errors
-from otfuse_cli.prune.amounts import kept_count
+from otfuse_cli.pruning.amounts import kept_count
 from otfuse_cli.transport.semi_relaxed import bounded_plan, choose_support, nearest_plan
 
 

@@ -14,10 +14,10 @@ import nets
 import otfuse_cli
 from nets import from_factory as build
 from otfuse_cli import errors
-from otfuse_cli.fuse.ridge import Ridge
-from otfuse_cli.graph.blocks import blocks
-from otfuse_cli.graph.trace import trace
-from otfuse_cli.network.runnable import with_tensors
+from otfuse_cli.fusion.ridge import Ridge
+from otfuse_cli.graph.analysis.blocks import blocks
+from otfuse_cli.graph.trace.from_module import trace
+from otfuse_cli.running.runnable import with_tensors
 from test_joint import NET, outputs
 from test_prune import duplicated, mlp
 from test_report_schema import REPORT

@@ -21,7 +21,7 @@ from otfuse_cli.checkpoint import draft
 from otfuse_cli.checkpoint.open import Checkpoint, open_checkpoint
 from otfuse_cli.checkpoint.publication import Publication, write_whole
 from otfuse_cli.errors import OtfuseError, OutputRefused, UsageError
-from otfuse_cli.report import Report
+from otfuse_cli.report.records import Report
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 

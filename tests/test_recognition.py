@@ -10,11 +10,11 @@ from torch import nn
 
 import nets
 from otfuse_cli.checkpoint.open import open_checkpoint
-from otfuse_cli.commands.parents import shapes_of
 from otfuse_cli.errors import IncompatibleModels
-from otfuse_cli.graph.recognise import families, layer_graph
-from otfuse_cli.graph.stored_shapes import StoredShapes
-from otfuse_cli.network.mlp import mlp_network
+from otfuse_cli.graph.spec.from_shapes import families, layer_graph
+from otfuse_cli.graph.spec.stored_shapes import StoredShapes
+from otfuse_cli.running.mlp import mlp_network
+from otfuse_cli.session.parents import shapes_of
 
 Shapes = dict[str, tuple[int, ...]]
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import otfuse_cli
-from otfuse_cli.graph.trace import trace
-from otfuse_cli.network.relabel import draw_maps, relabel_state
+from otfuse_cli.graph.trace.from_module import trace
+from otfuse_cli.running.relabel import draw_maps, relabel_state
 
 KINDS = [(nn.LSTM, False), (nn.LSTM, True), (nn.GRU, False), (nn.GRU, True), (nn.RNN, False)]
 

@@ -14,12 +14,12 @@ from torch import nn
 import otfuse_cli
 from nets import from_factory as build
 from otfuse_cli.errors import SolveFailed, UsageError
-from otfuse_cli.fuse.output_ridge import OutputRidge, affordable
-from otfuse_cli.fuse.patches import along_outputs, rows_of
-from otfuse_cli.fuse.ridge import Ridge
-from otfuse_cli.graph.fits import fits, scores
-from otfuse_cli.graph.program import labelled_program
-from otfuse_cli.graph.trace import export
+from otfuse_cli.fusion.output_ridge import OutputRidge, affordable
+from otfuse_cli.fusion.patches import along_outputs, rows_of
+from otfuse_cli.fusion.ridge import Ridge
+from otfuse_cli.graph.analysis.fit_targets import fits, scores
+from otfuse_cli.graph.trace.from_module import export
+from otfuse_cli.graph.trace.program import labelled_program
 
 
 def draw(*shape, seed=0):
@@ -78,7 +78,7 @@ def test_panels_of_products_make_the_whole(monkeypatch):
     inputs, target, prior = draw(2, 30, 11), draw(2, 30, 4, seed=1), draw(2, 4, 11, seed=2)
     found = []
     for panel in (3, 512):
-        monkeypatch.setattr("otfuse_cli.fuse.ridge._PANEL", panel)
+        monkeypatch.setattr("otfuse_cli.fusion.ridge._PANEL", panel)
         for rows in (1, 10_000):  # dual, primal
             sums = Ridge(prior, draw(2, 4, seed=3), rows=rows)
             for part in torch.arange(30).chunk(2):
@@ -381,8 +381,8 @@ def test_order_and_batching_of_inputs_do_not_matter(factory, monkeypatch):
     merge = partial(otfuse_cli.merge, *states, arch=arch, num_samples=90, blend="average")
     first, _ = merge(samples=data)
     order = torch.randperm(90, generator=torch.Generator().manual_seed(9))
-    monkeypatch.setattr("otfuse_cli.network.runnable.BATCH", 32)
-    from otfuse_cli.network import runnable
+    monkeypatch.setattr("otfuse_cli.running.runnable.BATCH", 32)
+    from otfuse_cli.running import runnable
 
     monkeypatch.setattr(runnable.runnable, "__kwdefaults__", {"read": None, "batch": 32})
     second, _ = merge(samples={"x": data["x"][order]})

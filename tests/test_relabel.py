@@ -6,7 +6,7 @@ import torch
 
 from otfuse_cli.graph.axes import Axis, Cat, Fixed, Prod, Unit
 from otfuse_cli.graph.model import GraphTensor, LayerGraph, Role, Space, TensorAxis
-from otfuse_cli.network.relabel import axis_index, draw_maps, relabel, relabel_state
+from otfuse_cli.running.relabel import axis_index, draw_maps, relabel, relabel_state
 
 SPACES = {
     "h": Space("h", 2),

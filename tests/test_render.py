@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 
 from conftest import LONG_NAME, make_report
-from otfuse_cli import render
+from otfuse_cli.cli import render
+from otfuse_cli.cli.render import Outcome, View
 from otfuse_cli.errors import UsageError
-from otfuse_cli.render import Outcome, View
-from otfuse_cli.report import RefitRecord, StepRecord
+from otfuse_cli.report.records import RefitRecord, StepRecord
 
 
 class Terminal(io.StringIO):

@@ -7,8 +7,8 @@ import torch
 
 import otfuse_cli
 from nets import TWO_BRANCHES_SPEC, Mlp, ResNet, StateDict, TwoBranches, Vgg, randomise, state
-from otfuse_cli.fuse.repair import RowNorms, plan_repair
-from otfuse_cli.graph.recognise import layer_graph
+from otfuse_cli.fusion.repair import RowNorms, plan_repair
+from otfuse_cli.graph.spec.from_shapes import layer_graph
 from test_twins import widened
 
 WIDTHS = (11, 9, 8, 7, 5)

@@ -10,11 +10,12 @@ import jsonschema
 import pytest
 
 from conftest import make_report
-from otfuse_cli import errors, report, stored
-from otfuse_cli.commands.requests import CHOICES, Recipe
-from otfuse_cli.render import Outcome
+from otfuse_cli import errors
+from otfuse_cli.cli.render import Outcome
+from otfuse_cli.report import files, records
+from otfuse_cli.requests.requests import CHOICES, Recipe
 
-SCHEMA = json.loads((resources.files("otfuse_cli") / "report.schema.json").read_text())
+SCHEMA = json.loads((resources.files("otfuse_cli.report") / "report.schema.json").read_text())
 REPORT = jsonschema.Draft202012Validator(SCHEMA)
 ENVELOPE = REPORT.evolve(schema={"$ref": "urn:otfuse:report:1#/$defs/envelope"})
 
@@ -35,24 +36,24 @@ def test_schema_itself():
 
 def test_full_and_empty_reports():
     REPORT.validate(make_report().to_dict())
-    REPORT.validate(report.Report("inspect", "0.1.0").to_dict())
+    REPORT.validate(records.Report("inspect", "0.1.0").to_dict())
 
 
 @pytest.mark.parametrize(
     ("record", "definition"),
     [
-        (report.FileRecord, "file"),
-        (report.SpaceRecord, "space"),
-        (report.LayerRecord, "layer"),
-        (report.GraphRecord, "graph"),
-        (report.Candidate, "candidate"),
-        (report.Difference, "difference"),
-        (report.Pair, "pair"),
-        (report.Estimate, "estimate"),
-        (report.Checks, "checks"),
-        (report.Pruning, "pruning"),
-        (report.PrunedSpace, "pruned_space"),
-        (report.PrunedLayer, "pruned_layer"),
+        (records.FileRecord, "file"),
+        (records.SpaceRecord, "space"),
+        (records.LayerRecord, "layer"),
+        (records.GraphRecord, "graph"),
+        (records.Candidate, "candidate"),
+        (records.Difference, "difference"),
+        (records.Pair, "pair"),
+        (records.Estimate, "estimate"),
+        (records.Checks, "checks"),
+        (records.Pruning, "pruning"),
+        (records.PrunedSpace, "pruned_space"),
+        (records.PrunedLayer, "pruned_layer"),
     ],
 )
 def test_records_and_schema_have_the_same_keys(record, definition):
@@ -62,7 +63,7 @@ def test_records_and_schema_have_the_same_keys(record, definition):
 
 
 def test_report_and_schema_have_the_same_keys():
-    names = ["schema", *(f.name for f in fields(report.Report))]
+    names = ["schema", *(f.name for f in fields(records.Report))]
     assert set(SCHEMA["properties"]) == set(SCHEMA["required"]) == set(names)
 
 
@@ -110,10 +111,10 @@ def test_envelopes(envelope_validator):
 
 def test_report_survives_the_round_trip():
     text = make_report().to_json()
-    assert stored.report_from_dict(json.loads(text)) == stored.report_from_dict(
+    assert files.report_from_dict(json.loads(text)) == files.report_from_dict(
         Outcome("merge", report=make_report()).envelope()
     )
-    assert stored.report_from_dict(json.loads(text)).to_json() == text
+    assert files.report_from_dict(json.loads(text)).to_json() == text
 
 
 @pytest.mark.slow
@@ -155,4 +156,4 @@ def test_reports_of_the_first_release_can_be_read():
         record.pop("random_cost")
     for layer in data["layers"]:
         layer.pop("moved_fraction")
-    assert stored.report_from_dict(data) == make_report(**later)
+    assert files.report_from_dict(data) == make_report(**later)

@@ -9,9 +9,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from otfuse_cli.errors import UnreadableInput, UsageError
-from otfuse_cli.network.factory import Network, build
-from otfuse_cli.network.inputs import slots, static_batch, vocabularies
-from otfuse_cli.network.samples import Samples, load_samples
+from otfuse_cli.running.factory import Network, build
+from otfuse_cli.running.inputs import slots, static_batch, vocabularies
+from otfuse_cli.running.samples import Samples, load_samples
 
 
 class Text(nn.Module):

@@ -9,11 +9,11 @@ from torch import nn
 
 from nets import state
 from otfuse_cli.errors import UsageError
-from otfuse_cli.graph.recognise import layer_graph
-from otfuse_cli.graph.trace import trace
-from otfuse_cli.network.dead_leaves import CORRELATION, dead_leaves, smooth_noise
-from otfuse_cli.network.factory import Network
-from otfuse_cli.network.synthetic import first_layer_names, synthetic_samples
+from otfuse_cli.graph.spec.from_shapes import layer_graph
+from otfuse_cli.graph.trace.from_module import trace
+from otfuse_cli.running.dead_leaves import CORRELATION, dead_leaves, smooth_noise
+from otfuse_cli.running.factory import Network
+from otfuse_cli.running.synthetic import first_layer_names, synthetic_samples
 from test_samples import image_net, text_net, vector_net
 
 

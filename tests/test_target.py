@@ -10,13 +10,13 @@ from torch import nn
 
 import otfuse_cli
 from nets import Mlp, randomise, state
-from otfuse_cli.align.alignment import Alignment
-from otfuse_cli.fuse.lockstep import Lockstep, Parent
-from otfuse_cli.fuse.target import MeanTarget
-from otfuse_cli.graph.fits import fits
-from otfuse_cli.graph.program import labelled_program
-from otfuse_cli.graph.trace import export, trace
-from otfuse_cli.network.samples import Samples
+from otfuse_cli.fusion.lockstep import Lockstep, Parent
+from otfuse_cli.fusion.target import MeanTarget
+from otfuse_cli.graph.analysis.fit_targets import fits
+from otfuse_cli.graph.trace.from_module import export, trace
+from otfuse_cli.graph.trace.program import labelled_program
+from otfuse_cli.matching.alignment import Alignment
+from otfuse_cli.running.samples import Samples
 from otfuse_cli.transport.maps import Coupling, Map, Permutation
 from otfuse_cli.transport.plan import Plan
 from test_twins import widened

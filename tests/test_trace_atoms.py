@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equivariance import form_index
-from otfuse_cli.graph import atoms
-from otfuse_cli.graph.atoms import Atom, Form, Plus, Times, leaves, size, unify
-from otfuse_cli.graph.deferred import Deferred
+from otfuse_cli.graph.trace import atoms
+from otfuse_cli.graph.trace.atoms import Atom, Form, Plus, Times, leaves, size, unify
+from otfuse_cli.graph.trace.deferred import Deferred
 
 
 @st.composite

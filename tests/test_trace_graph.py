@@ -14,9 +14,9 @@ import zoo
 from otfuse_cli.errors import ExitCode, IncompatibleModels
 from otfuse_cli.graph.axes import Fixed, Prod, Unit
 from otfuse_cli.graph.model import LayerGraph, OpKind, Role, first_difference
-from otfuse_cli.graph.trace import export, graph_from_program, trace
-from otfuse_cli.network.acid import acid_test, function_change
-from otfuse_cli.network.relabel import draw_maps, relabel_state
+from otfuse_cli.graph.trace.from_module import export, graph_from_program, trace
+from otfuse_cli.running.acid import acid_test, function_change
+from otfuse_cli.running.relabel import draw_maps, relabel_state
 
 
 def chain() -> nn.Module:

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from equivariance import replay
-from otfuse_cli.graph.rules import RULES
-from otfuse_cli.graph.rules.table import Entry
+from otfuse_cli.graph.trace.rules import RULES
+from otfuse_cli.graph.trace.rules.table import Entry
 
 A = torch.ops.aten
 

@@ -7,10 +7,10 @@ import torch
 
 import zoo
 from otfuse_cli.graph.model import Role, first_difference
-from otfuse_cli.graph.rules import RULES
-from otfuse_cli.graph.rules.table import Entry
-from otfuse_cli.graph.trace import trace
-from otfuse_cli.network.acid import acid_test, leave_one_out
+from otfuse_cli.graph.trace.from_module import trace
+from otfuse_cli.graph.trace.rules import RULES
+from otfuse_cli.graph.trace.rules.table import Entry
+from otfuse_cli.running.acid import acid_test, leave_one_out
 
 QUICK = ("mlp", "grouped", "gru-state", "fused-vit", "pixel-shuffle")
 SEEDED = 0

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 import otfuse_cli
 from nets import Mlp, StateDict, distance, randomise, run, state, zoo
-from otfuse_cli.align.alignment import Alignment
-from otfuse_cli.align.apply import transport
 from otfuse_cli.graph.model import LayerGraph
-from otfuse_cli.graph.recognise import layer_graph
+from otfuse_cli.graph.spec.from_shapes import layer_graph
+from otfuse_cli.matching.alignment import Alignment
+from otfuse_cli.matching.apply import transport
 from otfuse_cli.transport.maps import Permutation
 
 NETS = zoo()

@@ -15,9 +15,9 @@ import otfuse_cli
 from otfuse_cli.checkpoint.open import open_checkpoint
 from otfuse_cli.checkpoint.untied import Untied
 from otfuse_cli.errors import UsageError
-from otfuse_cli.graph.trace import trace
-from otfuse_cli.network.relabel import draw_maps, relabel_state
-from otfuse_cli.network.untie import output_splits, untie
+from otfuse_cli.graph.trace.from_module import trace
+from otfuse_cli.running.relabel import draw_maps, relabel_state
+from otfuse_cli.running.untie import output_splits, untie
 from test_joint_streams import inputs_for
 from test_orthogonal import folder, made
 

@@ -9,13 +9,13 @@ import zoo
 from family_nets import CASES, HF
 from graph_difference import graph_difference
 from nets import TWO_BRANCHES_SPEC, TwoBranches
-from otfuse_cli.graph.bind import bind
 from otfuse_cli.graph.model import LayerGraph, OpKind
-from otfuse_cli.graph.recognise import layer_graph
-from otfuse_cli.graph.spec import parse_specs
-from otfuse_cli.graph.trace import trace
-from otfuse_cli.graph.write_spec import write_spec
-from otfuse_cli.network.acid import acid_test
+from otfuse_cli.graph.spec.bind import bind
+from otfuse_cli.graph.spec.from_shapes import layer_graph
+from otfuse_cli.graph.spec.grammar import parse_specs
+from otfuse_cli.graph.spec.write_spec import write_spec
+from otfuse_cli.graph.trace.from_module import trace
+from otfuse_cli.running.acid import acid_test
 from test_families import aliases_of, recognised, shapes_of, traced
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")

@@ -4,23 +4,20 @@ The verbs of the command line as functions. They take paths or state dicts (mapp
 tensors; a module gives its own) and the command line's options as keywords, in the types that are
 natural in Python, print nothing, and raise `OtfuseError`.
 Nothing heavy is imported before the first call. `align(source, anchor)` matches two layers
-(`align.layers`).
+(`matching.layers`).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-# Loaded before `def prune`, which takes its name: the first import of a room binds it here.
-from . import align
-from . import prune as _room  # noqa: F401
 from .errors import OtfuseError
 
 if TYPE_CHECKING:
     import torch
 
-    from .commands.requests import Source
-    from .report import Report
+    from .report.records import Report
+    from .requests.requests import Source
 
 __version__ = "0.1.0"
 
@@ -43,7 +40,7 @@ def __getattr__(name: str) -> Any:
     """The report's type, once it is asked for: its many records take a while to be made."""
     if name != "Report":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .report import Report
+    from .report.records import Report
 
     return Report
 
@@ -62,12 +59,28 @@ def merge(*checkpoints: Source, **options: Any) -> tuple[dict[str, torch.Tensor]
     Raises:
         OtfuseError: With the exit code that the command would have.
     """
-    from .commands import keywords
     from .commands.merge import merge_tensors
-    from .commands.requests import MergeRequest
+    from .requests import keywords
+    from .requests.requests import MergeRequest
 
     sources = keywords.checkpoints(checkpoints)
     return merge_tensors(keywords.request(MergeRequest, checkpoints=sources, **options))
+
+
+def align(source: torch.Tensor, anchor: torch.Tensor, **options: Any) -> Any:
+    """Match the units of two layers: their plan, their map, what it costs.
+
+    Args:
+        source: Weights, a row per unit.
+        anchor: The same of the other layer.
+        options: As `matching.layers.align_layers` takes them.
+
+    Raises:
+        OtfuseError: Rows that can't be compared, options that can't be.
+    """
+    from .matching.layers import align_layers
+
+    return align_layers(source, anchor, **options)
 
 
 def prune_fuse(
@@ -83,9 +96,9 @@ def prune_fuse(
     Raises:
         OtfuseError: With the exit code that the command would have.
     """
-    from .commands import keywords
     from .commands.prune_fuse import prune_fuse_tensors
-    from .commands.requests import PruneFuseRequest
+    from .requests import keywords
+    from .requests.requests import PruneFuseRequest
 
     request = keywords.request(PruneFuseRequest, dense=dense, pruned=pruned, **options)
     return prune_fuse_tensors(request)
@@ -105,9 +118,9 @@ def prune(checkpoint: Source, **options: Any) -> tuple[dict[str, torch.Tensor], 
     Raises:
         OtfuseError: With the exit code that the command would have.
     """
-    from .commands import keywords
     from .commands.prune import prune_tensors
-    from .commands.requests import PruneRequest
+    from .requests import keywords
+    from .requests.requests import PruneRequest
 
     return prune_tensors(keywords.request(PruneRequest, checkpoint=checkpoint, **options))
 
@@ -122,9 +135,9 @@ def inspect(*checkpoints: Source, **options: Any) -> Report:
     Raises:
         OtfuseError: With the exit code that the command would have.
     """
-    from .commands import keywords
     from .commands.inspect import inspect as verb
-    from .commands.requests import InspectRequest
+    from .requests import keywords
+    from .requests.requests import InspectRequest
 
     sources = keywords.checkpoints(checkpoints)
     return verb(keywords.request(InspectRequest, checkpoints=sources, **options))
@@ -143,9 +156,9 @@ def check(checkpoint: Source, arch: Any, **options: Any) -> Report:
         GateFailed: The graph is wrong; carries the report.
         OtfuseError: With the exit code that the command would have.
     """
-    from .commands import keywords
     from .commands.check import check as verb
-    from .commands.requests import CheckRequest
+    from .requests import keywords
+    from .requests.requests import CheckRequest
 
     return verb(keywords.request(CheckRequest, checkpoint=checkpoint, arch=arch, **options))
 
@@ -161,9 +174,9 @@ def evaluate(*checkpoints: Source, samples: Any, **options: Any) -> Report:
     Raises:
         OtfuseError: With the exit code that the command would have.
     """
-    from .commands import keywords
     from .commands.evaluate import evaluate as verb
-    from .commands.requests import EvaluateRequest
+    from .requests import keywords
+    from .requests.requests import EvaluateRequest
 
     sources = keywords.checkpoints(checkpoints)
     options |= {"checkpoints": sources, "samples": samples}
@@ -182,9 +195,9 @@ def curve(source: Source, anchor: Source, *, samples: Any, **options: Any) -> Re
     Raises:
         OtfuseError: With the exit code that the command would have.
     """
-    from .commands import keywords
     from .commands.curve import curve as verb
-    from .commands.requests import CurveRequest
+    from .requests import keywords
+    from .requests.requests import CurveRequest
 
     options |= {"checkpoints": (source, anchor), "samples": samples}
     return verb(keywords.request(CurveRequest, **options))

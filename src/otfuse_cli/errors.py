@@ -6,6 +6,7 @@ one line each: what, where, why, and what to do. Nothing of ours may be imported
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import ClassVar
 
@@ -113,3 +114,13 @@ class GateFailed(OtfuseError):
     """
 
     exit_code = ExitCode.GATE_FAILED
+
+
+def few(names: Sequence[str]) -> str:
+    """The first three of many names, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def only_in(names: Sequence[str], holder: str, other: str) -> str:
+    """That one side has tensors which the other lacks, in words."""
+    return f"{few(names)} in {holder} but not in {other}"

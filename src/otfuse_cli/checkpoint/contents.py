@@ -10,13 +10,13 @@ import torch
 
 from .choices import Kinds
 from .disk import Block, Disk
-from .mosaic import Mosaic
+from .formats.rebuild import TensorRef, Unsupported
+from .formats.recognise import FileFormat, recognise
+from .formats.safetensors_file import read_header
+from .formats.sharded_tensor import Mosaic
+from .formats.symbols import Foreign
+from .formats.torch_file import TorchFile, read_legacy, read_zip
 from .names import shown
-from .rebuild import TensorRef, Unsupported
-from .recognise import FileFormat, recognise
-from .safetensors_file import read_header
-from .symbols import Foreign
-from .torch_file import TorchFile, read_legacy, read_zip
 
 Entry = Block | Mosaic | torch.Tensor
 

@@ -15,10 +15,10 @@ import torch
 
 from .contents import Contents, Entry, is_leaf, plain_leaf
 from .disk import Block
+from .formats.rebuild import Unsupported
+from .formats.symbols import Foreign, Symbol, dtype_of
+from .formats.unpickle import Bag, Table
 from .names import shown
-from .rebuild import Unsupported
-from .symbols import Foreign, Symbol, dtype_of
-from .unpickle import Bag, Table
 
 _PLAIN = (str, int, float, bytes, bool, complex, type(None), torch.dtype, torch.Size)
 _MOST_LEVELS = 64

@@ -11,17 +11,17 @@ from typing import Any, Self
 import torch
 
 from ..errors import UnreadableInput
-from ..report import FileRecord
-from .containers import Container, find_state_dict, versions_of
+from ..report.records import FileRecord
 from .contents import KINDS, Contents, Entry, disk_contents, plain_leaf
 from .disk import Block, Disk
 from .extras import Extras, extras_of
-from .folder import folder_contents, is_folder
-from .mosaic import Mosaic
+from .formats.folder import folder_contents, is_folder
+from .formats.rebuild import Unsupported
+from .formats.sharded_tensor import Mosaic
+from .formats.unpickle import Table
 from .names import TensorInfo, clean_names, quantised_key, shown
 from .quantised import quantised, refuse_codes
-from .rebuild import Unsupported
-from .unpickle import Table
+from .wrappers import Container, find_state_dict, versions_of
 
 _FINITE_CHUNK = 1 << 20
 

@@ -11,17 +11,17 @@ from typing import Any, Protocol
 import torch
 
 from ..errors import OutputRefused
+from ..output_names import DEFAULT_SHARD, parse_size, suffix_of
 from .contents import disk_contents
 from .draft import Draft, FolderDraft, refused
 from .extras import Extras
-from .folder import drafted_contents
+from .formats.folder import drafted_contents
+from .formats.safetensors_writer import SafetensorsWriter, require_dtypes
+from .formats.shards import FolderWriter, refuse_foreign_files
+from .formats.torch_writer import TorchWriter
 from .names import TensorInfo
 from .open import Checkpoint, opened
 from .publication import Publication
-from .safetensors_writer import SafetensorsWriter, require_dtypes
-from .shards import FolderWriter, refuse_foreign_files
-from .suffix import DEFAULT_SHARD, parse_size, suffix_of
-from .torch_writer import TorchWriter
 
 
 class Writer(Protocol):

@@ -1,4 +1,4 @@
-"""`check`: prove a layer graph on the module, by permuting its units (network/acid.py)."""
+"""`check`: prove a layer graph on the module, by permuting its units (running/acid.py)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from .. import __version__
 from ..checkpoint.config import read_config
 from ..errors import GateFailed, UsageError
 from ..graph.model import LayerGraph
-from ..graph.recognise import layer_graph
-from ..graph.trace import graph_from_program, trace
-from ..network.acid import AcidResult, LeaveOneOutResult, acid_test, leave_one_out
-from ..network.arch_value import arch_label
-from ..network.architecture import architecture, real_network
-from ..network.factory import Network
-from ..network.inputs import is_program
-from ..network.program import load_program
-from ..report import Checks, Report
+from ..graph.spec.from_shapes import layer_graph
+from ..graph.trace.from_module import graph_from_program, trace
+from ..report.records import Checks, Report
+from ..requests.requests import CheckRequest
+from ..running.acid import AcidResult, LeaveOneOutResult, acid_test, leave_one_out
+from ..running.arch_value import arch_label
+from ..running.architecture import architecture, real_network
+from ..running.exported_file import load_program
+from ..running.factory import Network
+from ..running.inputs import is_program
 from ..runtime import Progress, Stopwatch, peak_rss_bytes, silent
-from .architectures import arch_of_each, is_runnable
-from .parents import graph_record, open_checkpoints, shapes_of, tensor_records
-from .requests import CheckRequest
-from .ties import tie
+from ..session.architectures import arch_of_each, is_runnable
+from ..session.parents import graph_record, open_checkpoints, shapes_of, tensor_records
+from ..session.tied_tensors import tie
 
 # Leave-one-out costs a forward pass for each member; a larger graph is checked in part.
 _MOST_MEMBERS = 1500

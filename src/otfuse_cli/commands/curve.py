@@ -10,23 +10,23 @@ from pathlib import Path
 import torch
 
 from .. import __version__
-from ..align.match import match
-from ..align.passes import realign
-from ..align.recipe import Recipe
 from ..errors import UsageError
-from ..fuse.average import Aligned, average
-from ..fuse.repair import Repair, plan_repair
-from ..network.architecture import module_state
-from ..network.evaluation import Score
+from ..fusion.average import Aligned, average
+from ..fusion.repair import Repair, plan_repair
+from ..matching.match import match
+from ..matching.passes import realign
 from ..plot.charts import LineChart, Picture, Series, Style
-from ..plot.write import check_plot, write_picture
-from ..report import Report
+from ..plot.save import check_plot, write_picture
+from ..report.records import Report
+from ..requests.recipe import Recipe
+from ..requests.requests import CurveRequest
+from ..running.architecture import module_state
+from ..running.evaluation import Score
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
-from .architectures import arch_of_each, arch_record
+from ..session.architectures import arch_of_each, arch_record
+from ..session.function_check import check_function
+from ..session.parents import Parents, assemble, graph_record, open_checkpoints
 from .evaluate import Bench, finite, measured_on, remarks, set_up
-from .function import check_function
-from .parents import Parents, assemble, graph_record, open_checkpoints
-from .requests import CurveRequest
 
 Curve = dict[float, Score]
 

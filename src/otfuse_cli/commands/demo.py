@@ -13,16 +13,16 @@ import torch
 
 from ..checkpoint.open import open_checkpoint
 from ..checkpoint.publication import Publication
-from ..network.architecture import architecture
-from ..network.evaluation import score
-from ..network.factory import Network
-from ..network.forward import logits
-from ..network.samples import Samples
-from ..report import Report
+from ..report.records import Report
+from ..requests.requests import DemoRequest, MergeRequest
+from ..running.architecture import architecture
+from ..running.evaluation import score
+from ..running.factory import Network
+from ..running.forward import logits
+from ..running.samples import Samples
 from ..runtime import Progress, silent
+from ..session.parents import shapes_of
 from .merge import merge_tensors
-from .parents import shapes_of
-from .requests import DemoRequest, MergeRequest
 
 
 def demo(request: DemoRequest, *, progress: Progress = silent) -> Report:

@@ -10,21 +10,21 @@ from typing import Any
 import torch
 
 from .. import __version__
-from ..align.models import Model
 from ..errors import UsageError
-from ..network.arch_value import Arch
-from ..network.architecture import Architecture, module_state, real_network, require_network
-from ..network.evaluation import MEANS, Score, Tally, class_axis, ensemble
-from ..network.factory import Network
-from ..network.forward import logit_batches
-from ..network.inputs import static_batch
-from ..network.samples import Samples, load_samples
-from ..report import Report
+from ..matching.models import Model
+from ..report.records import Report
+from ..requests.requests import EvaluateRequest, MeasureOptions, MergeRequest, Source
+from ..running.arch_value import Arch
+from ..running.architecture import Architecture, module_state, real_network, require_network
+from ..running.evaluation import MEANS, Score, Tally, class_axis, ensemble
+from ..running.factory import Network
+from ..running.forward import logit_batches
+from ..running.inputs import static_batch
+from ..running.samples import Samples, load_samples
 from ..runtime import Progress, Stopwatch, peak_rss_bytes, resolve_device, silent
-from .architectures import arch_of_each, arch_record
+from ..session.architectures import arch_of_each, arch_record
+from ..session.parents import assemble, graph_record, open_checkpoints
 from .merge import merge_tensors
-from .parents import assemble, graph_record, open_checkpoints
-from .requests import EvaluateRequest, MeasureOptions, MergeRequest, Source
 
 State = Mapping[str, torch.Tensor]
 

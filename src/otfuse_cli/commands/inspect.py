@@ -6,25 +6,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .. import __version__
-from ..align.estimate import estimate
-from ..align.match import match
-from ..align.pairs import all_pairs
-from ..align.recipe import Recipe
-from ..align.sweep import Match
 from ..checkpoint.open import Checkpoint
 from ..errors import IncompatibleModels, UsageError
-from ..fuse.selection import Selection
+from ..fusion.selection import Selection
+from ..matching.estimate import estimate
+from ..matching.match import match
+from ..matching.matchers.sweep import Match
+from ..matching.pairs import all_pairs
 from ..plot.charts import HeatMap
-from ..report import Pair, Report
+from ..report.records import Pair, Report
+from ..requests.recipe import Recipe
+from ..requests.requests import InspectRequest, normalised
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
-from .architectures import arch_of_each, arch_record
-from .bench import watch_units
-from .compare import compare, one_start, refusal
-from .costs import check_outputs, finish
-from .function import declared
-from .inputs import open_bench
-from .naming import named_alike
-from .parents import (
+from ..session.architectures import arch_of_each, arch_record
+from ..session.bench import watch_units
+from ..session.compare import compare, one_start, refusal
+from ..session.cost_outputs import check_outputs, finish
+from ..session.function_check import declared
+from ..session.naming import named_alike
+from ..session.open_inputs import open_bench
+from ..session.parents import (
     MEDOID,
     Parents,
     anchor_index,
@@ -35,8 +36,7 @@ from .parents import (
     open_checkpoints,
     tensor_records,
 )
-from .requests import InspectRequest, normalised
-from .ties import tie
+from ..session.tied_tensors import tie
 
 
 def inspect(request: InspectRequest, *, progress: Progress = silent) -> Report:
@@ -76,7 +76,7 @@ def inspect(request: InspectRequest, *, progress: Progress = silent) -> Report:
             return finish(report, request)
         spec = None
         if request.write_spec is not None:
-            from ..graph.write_spec import write_spec
+            from ..graph.spec.write_spec import write_spec
 
             spec = write_spec(parents.anchor.graph)
         if parents.sources:
@@ -160,7 +160,7 @@ def _costs(
         pairs = all_pairs(parents.models, known, recipe, runtime)
     maps: tuple[HeatMap, ...] = ()
     if request.plot is not None:
-        from .maps import heat_maps
+        from ..session.map_pictures import heat_maps
 
         maps = heat_maps(matches)
     remarks = (*(w for m in matches for w in m.warnings), *one_start(spaces))

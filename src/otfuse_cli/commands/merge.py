@@ -12,23 +12,26 @@ from typing import Any, Protocol
 import torch
 
 from .. import __version__
-from ..align.alignment import Alignment
-from ..align.match import match, only_merge_turns
-from ..align.models import Model
-from ..align.passes import realign
-from ..align.portfolio import Judge
-from ..align.recipe import Recipe
-from ..align.sweep import DifferentHeads, Match
 from ..checkpoint.names import TensorInfo
 from ..checkpoint.open import Checkpoint
 from ..checkpoint.publication import Publication
 from ..errors import UsageError
-from ..fuse.average import Aligned
-from ..fuse.fused import Fused
-from ..fuse.repair import plan_repair
-from ..fuse.selection import Selection
-from ..graph.streams import PostNorm
-from ..report import Checks, FileRecord, Report
+from ..fusion.average import Aligned
+from ..fusion.fused import Fused
+from ..fusion.repair import plan_repair
+from ..fusion.selection import Selection
+from ..graph.analysis.streams import PostNorm
+from ..matching.alignment import Alignment
+from ..matching.match import match, only_merge_turns
+from ..matching.matchers.sweep import DifferentHeads, Match
+from ..matching.models import Model
+from ..matching.passes import realign
+from ..matching.portfolio import Judge
+from ..report.files import report_beside
+from ..report.records import Checks, FileRecord, Report
+from ..requests.recipe import Recipe
+from ..requests.requests import STANDARD, AverageOptions, ImproveOptions, MergeRequest, Source
+from ..requests.tensor_weights import Rules, weight_rules
 from ..runtime import (
     Progress,
     Runtime,
@@ -39,21 +42,13 @@ from ..runtime import (
     resolve_device,
     silent,
 )
-from ..stored import report_beside
-from .architectures import arch_of_each, arch_record
-from .computed import settle
-from .function import check_function, check_outputs, require_kept, require_proof
-from .inputs import open_bench
-from .memory import require_memory
-from .outputs import (
-    Put,
-    kept_extras,
-    refuse_outputs,
-    require_room,
-    sink,
-    target_info,
-)
-from .parents import (
+from ..session.architectures import arch_of_each, arch_record
+from ..session.computed_tensors import settle
+from ..session.function_check import check_function, check_outputs, require_kept, require_proof
+from ..session.memory import require_memory
+from ..session.open_inputs import open_bench
+from ..session.outputs import Put, kept_extras, refuse_outputs, require_room, sink, target_info
+from ..session.parents import (
     MEDOID,
     Parents,
     anchor_index,
@@ -62,10 +57,8 @@ from .parents import (
     graph_record,
     open_checkpoints,
 )
-from .remarks import remarks_on_maps, unlike_widths
-from .requests import STANDARD, AverageOptions, ImproveOptions, MergeRequest, Source
-from .turn import Turned, turn
-from .weights import Rules, weight_rules
+from ..session.remarks import remarks_on_maps, unlike_widths
+from ..session.turn_streams import Turned, turn
 
 Assemble = Callable[[Sequence[Checkpoint], int, ImproveOptions, str], Parents]
 
@@ -239,7 +232,7 @@ def _run(plan: Plan, progress: Progress, also: Put | None, outputs: Publication)
         with watch("inputs"):
             bench = open_bench(parents, plan.options, recipe, selection, runtime)
             if bench is not None:
-                from .bench import watch_units
+                from ..session.bench import watch_units
 
                 parents = watch_units(bench, parents, recipe)
                 sources = [m for m in parents.sources if selection.used(m.index)]
@@ -273,7 +266,7 @@ def _run(plan: Plan, progress: Progress, also: Put | None, outputs: Publication)
         fused = Fused(parents.whole, parents.anchor, aligned, selection, repair)
         better = None
         if bench is not None:
-            from .improve import improve
+            from ..session.improve import improve
 
             with watch("refit"):
                 endpoint = _endpoint(aligned)

@@ -10,28 +10,28 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import __version__
-from ..align.models import Model
 from ..checkpoint.config import read_config
 from ..checkpoint.open import Checkpoint
 from ..checkpoint.publication import Publication
 from ..errors import SolveFailed, UsageError
 from ..graph.model import LayerGraph
 from ..graph.sizes import resize
-from ..network.architecture import Architecture, architecture
-from ..network.factory import factory_arguments
-from ..prune.advice import Advice, advice
-from ..prune.amounts import choose_amounts, held_together, require_share
-from ..prune.check import masked_change
-from ..prune.choose import Choice, choose
-from ..prune.compact import Pruner, smaller
-from ..prune.measure import pruning_record
-from ..report import Checks, FileRecord, Report
+from ..matching.models import Model
+from ..pruning.advice import Advice, advice
+from ..pruning.amounts import choose_amounts, held_together, require_share
+from ..pruning.choose_units import Choice, choose
+from ..pruning.compact import Pruner, smaller
+from ..pruning.pruned_sizes import pruning_record
+from ..pruning.zeroed_check import masked_change
+from ..report.records import Checks, FileRecord, Report
+from ..requests.requests import PruneRequest
+from ..running.architecture import Architecture, architecture
+from ..running.factory import factory_arguments
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
-from .architectures import arch_of_each, arch_record
-from .function import declared, reordered_change, require_kept, require_proof
-from .inputs import require_inputs
-from .merge import report_path
-from .outputs import (
+from ..session.architectures import arch_of_each, arch_record
+from ..session.function_check import declared, reordered_change, require_kept, require_proof
+from ..session.open_inputs import require_inputs
+from ..session.outputs import (
     Put,
     folder_config,
     kept_extras,
@@ -40,12 +40,12 @@ from .outputs import (
     sink,
     target_info,
 )
-from .parents import graph_record, open_checkpoints, shapes_of
-from .requests import PruneRequest
-from .ties import tie
+from ..session.parents import graph_record, open_checkpoints, shapes_of
+from ..session.tied_tensors import tie
+from .merge import report_path
 
 if TYPE_CHECKING:
-    from .reconstruct import Reconstructed
+    from ..session.reconstruct_pruned import Reconstructed
 
 
 def prune(request: PruneRequest, *, progress: Progress = silent) -> Report:
@@ -118,7 +118,7 @@ def _prune(
             choice = choose(model, amounts, request.criterion, runtime)
         work = _Pruned(known, model, choice, smaller(graph, choice.kept))
         if request.criterion == "reconstruct" and choice.kept:
-            from .reconstruct import reconstruct
+            from ..session.reconstruct_pruned import reconstruct
 
             found = reconstruct(request, known, model, choice.kept, runtime, watch)
             work = replace(work, made=found)

@@ -9,25 +9,25 @@ from pathlib import Path
 
 import torch
 
-from ..align.alignment import Alignment
-from ..align.match import match
-from ..align.models import Model
-from ..align.portfolio import Judge
-from ..align.recipe import Recipe
-from ..align.sweep import Match
 from ..checkpoint.open import Checkpoint
 from ..errors import UsageError
-from ..fuse.average import Aligned
-from ..prune.fixed_points import fixed_points_apply, match_survivors
-from ..prune.measure import pruning_record
-from ..prune.survivors import Survivors, find_survivors
-from ..report import Report
+from ..fusion.average import Aligned
+from ..matching.alignment import Alignment
+from ..matching.match import match
+from ..matching.matchers.sweep import Match
+from ..matching.models import Model
+from ..matching.portfolio import Judge
+from ..pruning.fixed_points import fixed_points_apply, match_survivors
+from ..pruning.pruned_sizes import pruning_record
+from ..pruning.survivors import Survivors, find_survivors
+from ..report.records import Report
+from ..requests.recipe import Recipe
+from ..requests.requests import ImproveOptions, PruneFuseRequest
 from ..runtime import Progress, Runtime, silent
+from ..session.parents import Parents
+from ..session.pruned_parents import assemble_pruned
 from ..transport.choice import Held
 from .merge import Plan, Steps, report_path, run
-from .parents import Parents
-from .pruned_parents import assemble_pruned
-from .requests import ImproveOptions, PruneFuseRequest
 
 # Weight of a dense net whose units are all that the pruned one has (docs/methods.md, measured on
 # training images), and of one that the pruned net was trained away from.

@@ -12,6 +12,12 @@ from functools import cached_property
 
 from .axes import Axis, Cat, Fixed, Prod, Unit, axis_units
 
+# Shapes of tensors by name.
+Shapes = Mapping[str, tuple[int, ...]]
+
+# Spaces of what goes in and what comes out: nobody may move their units.
+PINNED = {"in": "input", "out": "output"}
+
 
 class Role(StrEnum):
     """How a tensor uses the units on one of its axes (DESIGN section 2)."""

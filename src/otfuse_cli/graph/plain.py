@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .axes import Fixed
-from .covers import Shapes
-from .model import GraphTensor, LayerGraph, Role, TensorAxis
+from .model import GraphTensor, LayerGraph, Role, Shapes, TensorAxis
 
 PLAIN = "no graph (a plain average needs none)"
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..errors import IncompatibleModels
-from .axes import Axis, Unit, axis_size, axis_units, rename_units
-from .covers import Cover, Shapes
-from .model import LayerGraph
-from .spec import PINNED
+from ..errors import IncompatibleModels, only_in
+from .axes import Axis, Unit, axis_size, axis_units
+from .model import PINNED, LayerGraph, Shapes
 
 
 def fit_axis(axis: Axis, length: int, sizes: Mapping[str, int]) -> dict[str, int] | None:
@@ -44,75 +42,6 @@ def fit_axis(axis: Axis, length: int, sizes: Mapping[str, int]) -> dict[str, int
     if axis_size(axis, {**inside, space: low}) != length:
         raise ValueError(f"no size of {space} makes `{axis}` {length} positions long")
     return {space: low}
-
-
-def solve_sizes(
-    covers: Mapping[str, Cover],
-    shapes: Shapes,
-    given: Mapping[str, tuple[int, str]],
-    where: str,
-) -> dict[str, int]:
-    """Sizes of all spaces of a spec; each axis is solved for the one space not known yet.
-
-    `given` are sizes that are known, and where from.
-
-    Raises:
-        IncompatibleModels: An axis doesn't fit (tensor and axis named), or a size stays unknown.
-    """
-    sizes = {space: size for space, (size, _) in given.items()}
-    origin = {space: source for space, (_, source) in given.items()}
-    pending = [(c, d) for c in covers.values() for d in range(len(c.axes))]
-    while pending:
-        left = []
-        for cover, dim in pending:
-            axis, length = cover.axes[dim], shapes[cover.name][dim]
-            try:
-                found = fit_axis(axis, length, sizes)
-            except ValueError as error:
-                known = ", ".join(
-                    f"{u} = {sizes[u]} from {origin[u]}"
-                    for u in dict.fromkeys(axis_units(axis))
-                    if u in origin
-                )
-                raise IncompatibleModels(
-                    "a size does not fit",
-                    where=f"{cover.name} {list(shapes[cover.name])}, axis {dim}, "
-                    f"{cover.line.label} of {where}",
-                    why=f"{error}" + (f" ({known})" if known else ""),
-                    fix="correct the line, or the one that gave the size",
-                ) from error
-            if found is None:
-                left.append((cover, dim))
-            for space, size in (found or {}).items():
-                if space not in PINNED:  # `in` and `out` may differ from tensor to tensor
-                    sizes[space], origin[space] = size, f"{cover.name} axis {dim}"
-        if len(left) == len(pending):
-            cover, dim = left[0]
-            unknown = [u for u in axis_units(cover.axes[dim]) if u not in sizes]
-            raise IncompatibleModels(
-                "the shapes do not determine a size",
-                where=f"{cover.name} axis {dim}: `{cover.axes[dim]}` = {shapes[cover.name][dim]}",
-                why=f"{' and '.join(dict.fromkeys(unknown))} could share it in several ways",
-                fix=f"add `sizes: {{{unknown[0]}: N}}` to the spec",
-            )
-        pending = left
-    return sizes
-
-
-def name_pinned(covers: Mapping[str, Cover], shapes: Shapes, sizes: dict[str, int]) -> None:
-    """Give `in` and `out` one pinned space for each size they have (`in`, or `in:32`, `in:64`)."""
-    found: dict[str, dict[int, None]] = {name: {} for name in PINNED}
-    where: list[tuple[Cover, int, str, int]] = []
-    for cover in covers.values():
-        for dim, axis in enumerate(cover.axes):
-            for name in sorted(PINNED.keys() & set(axis_units(axis))):
-                size = (fit_axis(axis, shapes[cover.name][dim], sizes) or {})[name]
-                found[name][size] = None
-                where.append((cover, dim, name, size))
-    for cover, dim, name, size in where:
-        id = name if len(found[name]) == 1 else f"{name}:{size}"
-        cover.axes[dim] = rename_units(cover.axes[dim], {name: id})
-        sizes[id] = size
 
 
 def is_pinned(space: str) -> bool:
@@ -227,16 +156,6 @@ def solve_widths(
             sizes[unknown[0]] = graph.spaces[unknown[0]].size
         pending = left
     return sizes, tuple(misfits)
-
-
-def few(names: Sequence[str]) -> str:
-    """The first three of many names, and how many more there are."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def only_in(names: Sequence[str], holder: str, other: str) -> str:
-    """That one side has tensors which the other lacks, in words."""
-    return f"{few(names)} in {holder} but not in {other}"
 
 
 def _require_same_names(graph: LayerGraph, shapes: Shapes, label: str, anchor: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 from ..errors import UsageError
-from ..report import LayerRecord, Report, SpaceRecord
+from ..report.records import LayerRecord, Report, SpaceRecord
 from .charts import HeatMap, LineChart, Picture, Series, Style
 
 # More maps than this make no picture; how many there are is said.

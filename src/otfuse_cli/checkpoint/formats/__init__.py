@@ -1,0 +1,1 @@
+"""Formats of checkpoint files, each read without running anything that is in it."""

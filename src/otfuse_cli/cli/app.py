@@ -1,0 +1,284 @@
+"""Typer wiring only: options -> frozen request -> verb -> renderer. Imports no torch.
+
+A command is a function of its request; `_command` gives it the request's fields as options, and
+turns whatever it raises into an outcome with an exit code.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import ExitCode
+from ..requests.requests import (
+    STANDARD,
+    CheckRequest,
+    CurveRequest,
+    DemoRequest,
+    EvaluateRequest,
+    InspectRequest,
+    MergeRequest,
+    PruneFuseRequest,
+    PruneRequest,
+)
+from ..runtime import Progress
+from . import render
+from .help import Command, Group
+from .options import signature
+from .render import Outcome, View
+from .run_verb import Request, Verb, finish, foreseen, run_verb
+
+if TYPE_CHECKING:
+    from ..report.records import Report
+
+app = typer.Typer(
+    name="otfuse",
+    help="Fuse trained checkpoints into one, by aligning their neurons with optimal transport.",
+    epilog="otfuse demo\notfuse merge a.pt b.pt -o fused.pt",
+    cls=Group,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command = typer.main.get_command(app)
+    try:
+        status = command.main(arguments or ["--help"], prog_name="otfuse", standalone_mode=False)
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last line of defence
+        json, debug = "--json" in arguments, "--debug" in arguments
+        return finish(Outcome(_name(error), error=foreseen(error)), View(json=json, debug=debug))
+    return int(status or 0) if arguments else ExitCode.USAGE
+
+
+def _command(
+    name: str,
+    request_type: Callable[..., Request],
+    *examples: str,
+    required: Sequence[str] = (),
+    optional: Sequence[str] = (),
+    omit: Sequence[str] = (),
+) -> Callable[[Verb[Request]], Verb[Request]]:
+    """Register a function of a request as a command that takes the request's fields as options."""
+    assert isinstance(request_type, type)
+    parameters = signature(request_type, required=required, optional=optional, omit=omit)
+
+    def register(verb: Verb[Request]) -> Verb[Request]:
+        def run(**values: Any) -> int:
+            return run_verb(name, verb, request_type, values)
+
+        run.__doc__ = verb.__doc__
+        run.__signature__ = parameters  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters.parameters.values()}
+        app.command(name, cls=Command, epilog="\n".join(examples))(run)
+        return verb
+
+    return register
+
+
+@_command(
+    "merge",
+    MergeRequest,
+    "otfuse merge a.pt b.pt -o fused.pt --align wts",
+    "otfuse merge a.safetensors b.safetensors -o fused.safetensors --weights 0.7,0.3",
+    required=("output",),
+)
+def merge(request: MergeRequest, progress: Progress) -> Report:
+    """Fuse checkpoints into one.
+
+    Units of every checkpoint are matched to those of the anchor by optimal transport, layer by
+    layer, and only then averaged.
+    """
+    from ..commands.merge import merge as verb
+
+    return verb(request, progress=progress)
+
+
+@_command(
+    "inspect",
+    InspectRequest,
+    "otfuse inspect a.pt",
+    "otfuse inspect a.pt b.pt --ot-costs",
+    "otfuse inspect a.pt b.pt --max-cost 0.5 --plot costs.html",
+    "otfuse merge a.pt b.pt -o fused.pt --json | otfuse inspect --ot-costs",
+    optional=("checkpoints",),
+    omit=("repair",),
+)
+def inspect(request: InspectRequest, progress: Progress) -> Report:
+    """Look before fusing: tensors, layer graph, compatibility, OT costs.
+
+    Without a CKPT, or with -, shows the costs in a report or a --json envelope that comes from a
+    pipe. With one CKPT and --ot-costs, shows the costs of the report beside it.
+    """
+    only = request.checkpoints[0] if len(request.checkpoints) == 1 else None
+    if not request.checkpoints or only == STANDARD:
+        from ..report.files import read_pipe
+        from ..session.cost_outputs import check_outputs, finish
+
+        check_outputs(request)
+        return finish(read_pipe(sys.stdin), request)
+    if isinstance(only, Path) and request.costs:
+        from ..report.files import read_beside
+        from ..session.cost_outputs import check_outputs, finish
+
+        check_outputs(request)
+        return finish(read_beside(only), request)
+    from ..commands.inspect import inspect as verb
+
+    return verb(request, progress=progress)
+
+
+@_command(
+    "prune-fuse",
+    PruneFuseRequest,
+    "otfuse prune-fuse dense.pt pruned.pt",
+    "otfuse prune-fuse dense.pt pruned.pt -o better.pt --dense-weight 0.3",
+)
+def prune_fuse(request: PruneFuseRequest, progress: Progress) -> Report:
+    """Fuse a dense checkpoint into its pruned version, which keeps its widths.
+
+    Units that PRUNED still has are found and stay themselves; what was pruned is merged into them.
+    Without -o, the result goes beside PRUNED: pruned.pt becomes pruned.fused.pt.
+    """
+    from ..commands.prune_fuse import prune_fuse as verb
+
+    return verb(request, progress=progress)
+
+
+@_command(
+    "prune",
+    PruneRequest,
+    "otfuse prune a.pt -o small.pt --amount 0.5",
+    "otfuse prune a.pt -o small.pt --criterion ot --layer fc1=0.9 --layer fc2=0.5",
+    "otfuse prune a.pt -o small.pt --amount 0.5 --criterion reconstruct --arch mlp --samples x.npz",
+    required=("output",),
+)
+def prune(request: PruneRequest, progress: Progress) -> Report:
+    """Remove whole units from a checkpoint, with everything that carries them.
+
+    What is written is smaller. Outputs and what can't be proven interchangeable stay; heads and
+    channel groups go whole. otfuse prune-fuse recovers accuracy from the unpruned checkpoint; so
+    does --criterion reconstruct, at once, where there are inputs.
+    """
+    from ..commands.prune import prune as verb
+
+    return verb(request, progress=progress)
+
+
+@_command(
+    "check",
+    CheckRequest,
+    "otfuse check a.pt --arch net.py:make_net",
+    "otfuse check a.pt --arch net.py:make_net --spec net.yaml",
+)
+def check(request: CheckRequest, progress: Progress) -> Report:
+    """Prove a layer graph on the network itself.
+
+    All units are permuted at random: the outputs must stay. Each axis is left out once: the
+    outputs must move. --arch names the network (and runs its code). Exits with 7 if the graph is
+    wrong.
+    """
+    from ..commands.check import check as verb
+
+    return verb(request, progress=progress)
+
+
+@_command(
+    "eval",
+    EvaluateRequest,
+    "otfuse eval a.pt b.pt fused.pt --arch net.py:make_net --samples test.npz",
+    "otfuse eval a.pt b.pt --arch mlp --samples test.npz --ensemble --average",
+)
+def evaluate(request: EvaluateRequest, progress: Progress) -> Report:
+    """Measure checkpoints on labelled samples: accuracy and cross-entropy.
+
+    Token models without labels are measured on the next token, and have a perplexity. --arch names
+    the network (and runs its code).
+    """
+    from ..commands.evaluate import evaluate as verb
+
+    return verb(request, progress=progress)
+
+
+@_command(
+    "curve",
+    CurveRequest,
+    "otfuse curve a.pt b.pt --arch net.py:make_net --samples test.npz",
+    "otfuse curve a.pt b.pt --arch mlp --samples test.npz --paper --plot curve.png",
+    omit=(
+        "strict",
+        "vocab",
+        "synthetic",
+        "synthetic_kind",
+        "input_shape",
+        "post_activations",
+        "max_memory",
+    ),
+)
+def curve(request: CurveRequest, progress: Progress) -> Report:
+    """Measure what lies between two checkpoints, for weights from 0 to 1 of the second one.
+
+    The plain average beside the fused one (aligned once), and the loss barrier of both: how far
+    the loss rises above the line between the ends.
+    """
+    from ..commands.curve import curve as verb
+
+    return verb(request, progress=progress)
+
+
+@_command(
+    "demo",
+    DemoRequest,
+    "otfuse demo",
+    "otfuse demo --paper -o fused.safetensors",
+    omit=(
+        *("arch", "free_outputs", "key", "strict", "vocab"),
+        *("keep_extras", "shard_size"),
+        *("samples", "synthetic", "synthetic_kind", "input_shape", "num_samples", "max_memory"),
+        *("post_activations", "force", "refit", "ridge", "blend", "calibrate"),
+        *("require_gain", "require_proof"),
+    ),
+)
+def demo(request: DemoRequest, progress: Progress) -> Report:
+    """Fuse a bundled pair of digit classifiers, and measure parents, plain average and fused net.
+
+    Writes nothing without -o.
+    """
+    from ..commands.demo import demo as verb
+
+    return verb(request, progress=progress)
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, help="Print the version.", callback=lambda on: _version(on)
+        ),
+    ] = False,
+) -> None:
+    """Options of the program itself."""
+
+
+def _version(on: bool) -> None:
+    if on:
+        render.show_version()
+        raise typer.Exit
+
+
+def _name(error: BaseException) -> str | None:
+    """The command that a usage error belongs to; None for the program itself."""
+    context = getattr(error, "ctx", None)
+    return context.info_name if context is not None and context.parent is not None else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""How several checkpoints compare, as rich tables: differences, all pairs, what a merge takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .tables import Look, clean, new_table, number
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ..report.records import Estimate, Report
+
+_KINDS = {
+    "missing": "missing",
+    "extra": "only there",
+    "axes": "number of axes",
+    "size": "size",
+    "width": "width (allowed)",
+    "dtype": "dtype (allowed)",
+}
+
+
+def differences(report: Report, look: Look) -> Table:
+    """What each checkpoint has that the anchor has not; dtypes one by one only where asked."""
+    table = new_table("difference")
+    table.add_column("source", justify="right", no_wrap=True)
+    table.add_column("tensor or space", overflow="fold")
+    for name in ("there", "in the anchor"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("", overflow="fold")
+    folded: dict[tuple[int, str], int] = {}
+    for item in report.differences:
+        if item.kind == "dtype" and not look.verbose:
+            key = item.source, item.reason or ""
+            folded[key] = folded.get(key, 0) + 1
+            continue
+        shapes = [_shape(shape, item.kind) for shape in (item.shape, item.anchor_shape)]
+        cells = [str(item.source), clean(item.name), *shapes, clean(item.reason or "")]
+        table.add_row(_KINDS.get(item.kind, clean(item.kind)), *cells)
+    for (source, reason), count in folded.items():
+        table.add_row(_KINDS["dtype"], str(source), f"{count} tensors", "", "", clean(reason))
+    return table
+
+
+def pairs(report: Report) -> Table:
+    """Total OT costs, sources down, anchors across."""
+    count = len(report.inputs)
+    costs = {(p.source, p.anchor): p.ot_cost for p in report.pairs}
+    table = new_table("#", *map(str, range(count)))
+    for source in range(count):
+        cells = [number(costs.get((source, anchor))) or "-" for anchor in range(count)]
+        table.add_row(str(source), *cells)
+    return table
+
+
+def estimate(record: Estimate) -> list[tuple[str, str]]:
+    """What a merge would take, as labels and values."""
+    text = f"{size(record.memory_bytes)} beside the program, {record.flop:.2g} operations"
+    if record.skipped:
+        text += f" ({', '.join(map(clean, record.skipped))} left out: above --effort)"
+    return [("merge", text)]
+
+
+def size(count: int) -> str:
+    """Bytes in the largest unit that leaves at least 1."""
+    value, units = float(count), ["B", "KiB", "MiB", "GiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:.3g} {units[0]}"
+
+
+def _shape(shape: tuple[int, ...] | None, kind: str) -> str:
+    if shape is None:
+        return ""
+    return f"{shape[0]} units" if kind == "width" else "x".join(map(str, shape)) or "scalar"

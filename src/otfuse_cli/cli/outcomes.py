@@ -1,0 +1,100 @@
+"""What came of a run, as rich tables: candidates, steps, what was pruned, what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .tables import Look, bar, clean, new_table, number, plain
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ..report.records import Report
+
+
+def candidates(report: Report) -> Table:
+    """The alignments that were tried."""
+    table = new_table("candidate", "source", "objective", "agreement", "FLOP")
+    table.add_column("", no_wrap=True)
+    for candidate in report.candidates:
+        table.add_row(
+            clean(candidate.name),
+            str(candidate.source),
+            number(candidate.objective),
+            number(candidate.agreement),
+            f"{candidate.flop:.2g}",
+            "chosen" if candidate.chosen else "",
+        )
+    return table
+
+
+def steps(report: Report) -> Table:
+    """What the fused model was worth on the inputs, step by step."""
+    names = {s.name: s for s in report.yardsticks}
+    names |= {s.name if s.kept else f"{s.name} (not kept)": s for s in report.steps}
+    columns = {"agreement": {name: step.agreement for name, step in names.items()}}
+    measured = {name: step.accuracy for name, step in names.items() if step.accuracy is not None}
+    return side_by_side({**columns, "accuracy": measured} if measured else columns)
+
+
+def refits(report: Report) -> Table:
+    """How far each fitted layer misses its target, relative to it."""
+    before, after = ({r.layer: getattr(r, at) for r in report.refits} for at in ("before", "after"))
+    return side_by_side({"missed before": before, "after": after})
+
+
+def pruned_spaces(report: Report) -> Table:
+    """Units of every pruned space before and after, and how many of them were found again."""
+    assert report.pruning is not None
+    found = any(space.survivors is not None for space in report.pruning.spaces)
+    table = new_table("space", "units", "kept", *(["survivors"] if found else []))
+    for space in report.pruning.spaces:
+        cells = [clean(space.id), str(space.units), str(space.kept)]
+        table.add_row(*cells, *([plain(space.survivors)] if found else []))
+    return table
+
+
+def pruned_layers(report: Report) -> Table:
+    """Parameters of every layer before and after; the last row is the whole network."""
+    assert report.pruning is not None
+    table = new_table("layer", "parameters", "kept", "sparsity")
+    for layer in report.pruning.layers:
+        share = f"{100 * layer.sparsity:.1f} %"
+        table.add_row(clean(layer.name), f"{layer.parameters:,}", f"{layer.kept:,}", share)
+    whole = report.pruning
+    share = f"{100 * whole.sparsity:.1f} %"
+    table.add_row("total", f"{whole.parameters:,}", f"{whole.kept:,}", share, style="bold")
+    return table
+
+
+def scores(title: str, values: Mapping[str, Any], look: Look) -> Table:
+    """What was measured: names, numbers and bars."""
+    table = new_table("", clean(title))
+    if look.bars:
+        table.add_column("", no_wrap=True)
+    numbers = {k: v for k, v in values.items() if isinstance(v, int | float)}
+    top = max(numbers.values(), default=0)
+    for name, value in values.items():
+        cells = [clean(str(name)), _measured(value) if name in numbers else plain(value)]
+        if look.bars:
+            cells.append(bar(look, numbers.get(name), None, top))
+        table.add_row(*cells)
+    return table
+
+
+def side_by_side(columns: Mapping[str, Mapping[str, Any]]) -> Table:
+    """What was measured of the same things: a column for each measure."""
+    table = new_table("", *map(clean, columns))
+    for name in next(iter(columns.values())):
+        cells = [values[name] for values in columns.values()]
+        table.add_row(
+            clean(str(name)),
+            *(_measured(c) if isinstance(c, int | float | None) else plain(c) for c in cells),
+        )
+    return table
+
+
+def _measured(value: float | None) -> str:
+    """Percents in hundredths, small numbers in four digits."""
+    return f"{value:.2f}" if value is not None and abs(value) >= 10 else number(value)

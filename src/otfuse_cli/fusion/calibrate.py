@@ -1,0 +1,180 @@
+"""Statistics of the fused network brought to where they belong, on unlabelled inputs.
+
+`bn`: running mean and variance of every BatchNorm are those of what it is given. `repair`: every
+layer's outputs get the parents' mean and deviation, unit by unit (Jordan et al., REPAIR: the goal
+is the weighted mean of the parents' means and of their deviations). Both go layer by layer, with
+what was corrected before in force.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..graph.analysis.fit_targets import Fit, NormFit, fits, norm_fits
+from ..graph.trace.program import Program
+from ..matching.apply import transport_value
+from ..running.samples import Samples
+from ..runtime import Runtime
+from .lockstep import Lockstep, Parent
+from .patches import along_outputs
+
+_SMALL = 1e-12
+
+
+def re_estimate(
+    program: Program,
+    fused: dict[str, Tensor],
+    samples: Samples,
+    *,
+    left: frozenset[str] = frozenset(),
+    runtime: Runtime,
+    most_bytes: int,
+) -> bool:
+    """Set every BatchNorm's running statistics, in place; False where there is none."""
+    layered = (fit.norm for fit in fits(program)[0] if fit.norm is not None)
+    plan = [
+        norm
+        for norm in (*layered, *(fit.norm for fit in norm_fits(program)))
+        if left.isdisjoint(norm.tensors.values())
+    ]
+    plan.sort(key=lambda norm: program.position[norm.node])
+    lockstep = Lockstep((), program, fused, samples, device=runtime.device, most_bytes=most_bytes)
+    for at, norm in enumerate(plan):
+        runtime.progress("calibrate", at, len(plan))
+        own = _Moments()
+        for stop in lockstep.stops((), norm.node):
+            own.add(_rows(lockstep.cut(stop.fused[norm.input], stop), 1))
+        for part, value in (("running_mean", own.mean), ("running_var", own.variance)):
+            name = norm.tensors[part]
+            fused[name] = value.to(fused[name])
+    return bool(plan)
+
+
+def rescale(
+    parents: Sequence[Parent],
+    program: Program,
+    fused: dict[str, Tensor],
+    samples: Samples,
+    *,
+    left: frozenset[str] = frozenset(),
+    runtime: Runtime,
+    most_bytes: int,
+) -> bool:
+    """Give every layer's outputs the parents' mean and deviation, in place.
+
+    Layers without a bias are scaled only. The output layer is left alone.
+
+    Args:
+        parents: The anchor first.
+        program: The fused network's.
+        fused: Its tensors; changed.
+        samples: Unlabelled inputs.
+        left: Tensors that stay as they are.
+        runtime: Device and progress.
+        most_bytes: Memory for what stopped passes hold.
+    """
+    every: list[Fit | NormFit] = [*fits(program)[0], *norm_fits(program)]
+    plan = [
+        fit for fit in every if _own(fit) not in program.outputs and left.isdisjoint(fit.tensors)
+    ]
+    plan.sort(key=lambda fit: program.position[_own(fit)])
+    keep = frozenset(_own(fit) for fit in plan)
+    lockstep = Lockstep(
+        parents, program, fused, samples, device=runtime.device, keep=keep, most_bytes=most_bytes
+    )
+    for at, fit in enumerate(plan):
+        runtime.progress("calibrate", at, len(plan))
+        own = _own(fit)
+        mine = _Moments()
+        theirs = [_Moments() for _ in parents]
+        first = fit.norm.node if isinstance(fit, NormFit) else fit.layer.node
+        for stop in lockstep.stops([own], first):
+            mine.add(_rows(lockstep.cut(stop.fused.to(own), stop), _channel(fit)))
+            for moments, walk in zip(theirs, stop.parents, strict=True):
+                moments.add(_rows(lockstep.cut(walk[own], stop), _channel(fit)))
+        goal = _goal(parents, theirs, own, _channel(fit))
+        gain, shift = _correct(fit, fused, mine, *goal)
+        lockstep.adjust(own, gain, shift, channel=_channel(fit))
+    return bool(plan)
+
+
+@dataclass
+class _Moments:
+    """Sums over rows, float64."""
+
+    count: int = 0
+    total: Tensor | float = 0.0
+    square: Tensor | float = 0.0
+
+    def add(self, rows: Tensor) -> None:
+        rows = rows.double()
+        self.count += len(rows)
+        self.total = self.total + rows.sum(0)
+        self.square = self.square + rows.square().sum(0)
+
+    @property
+    def mean(self) -> Tensor:
+        return torch.as_tensor(self.total / self.count)
+
+    @property
+    def variance(self) -> Tensor:
+        return (torch.as_tensor(self.square / self.count) - self.mean.square()).clamp(min=0)
+
+
+def _own(fit: Fit | NormFit) -> str:
+    return fit.norm.node if fit.norm is not None else fit.layer.node
+
+
+def _channel(fit: Fit | NormFit) -> int:
+    return 1 if isinstance(fit, NormFit) or fit.layer.window is not None else -1
+
+
+def _rows(value: Tensor, channel: int) -> Tensor:
+    value = value.movedim(channel, -1)
+    return value.reshape(-1, value.shape[-1])
+
+
+def _goal(
+    parents: Sequence[Parent], theirs: Sequence[_Moments], own: str, at: int
+) -> tuple[Tensor, Tensor]:
+    """Weighted mean of the parents' means and deviations, on the anchor's units."""
+    mean = torch.zeros_like(theirs[0].mean)
+    deviation = torch.zeros_like(mean)
+    for parent, moments in zip(parents, theirs, strict=True):
+        found = [moments.mean, moments.variance.sqrt()]
+        if parent.alignment is not None:
+            axis = (parent.program.axes[own][at],)
+            kept = [theirs[0].mean, theirs[0].variance.sqrt()]
+            found = [
+                transport_value(v, axis, parent.graph, parent.alignment, anchor=k)
+                for v, k in zip(found, kept, strict=True)
+            ]
+        mean = mean + parent.weight * found[0]
+        deviation = deviation + parent.weight * found[1]
+    return mean, deviation
+
+
+def _correct(
+    fit: Fit | NormFit, fused: dict[str, Tensor], mine: _Moments, mean: Tensor, deviation: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Scale and shift the layer (or the norm after it); what that does to its outputs."""
+    own = mine.variance.sqrt()
+    gain = torch.where(own > _SMALL, deviation / own.clamp(min=_SMALL), 1.0)
+    if fit.norm is not None:
+        weight, bias = fit.norm.tensors["weight"], fit.norm.tensors["bias"]
+        fused[weight] = (fused[weight].double() * gain).to(fused[weight])
+    else:
+        weight, found = fit.layer.weight, fit.layer.bias
+        fused[weight] = (fused[weight].double() * along_outputs(gain, fused[weight], fit.layer)).to(
+            fused[weight]
+        )
+        if found is None:
+            return gain, torch.zeros_like(gain)
+        bias = found
+    shift = mean - gain * mine.mean
+    fused[bias] = (gain * fused[bias].double() + shift).to(fused[bias])
+    return gain, shift

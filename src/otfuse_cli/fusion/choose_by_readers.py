@@ -1,0 +1,119 @@
+"""Which units to keep of several parents: those that explain most of what all hand on.
+
+A unit counts by what it adds to what the layers that read it are given, not by how large it is
+(greedy, as ThiNet has it for one layer of one network: Luo et al., ICCV 2017). Of parents side by
+side a hidden layer reads its own parent's units, an output layer the weighted sum.
+
+Legend: U units of all parents, N of one, d outputs of a layer, M chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..graph.analysis.fit_targets import Fit, fits
+from ..graph.axes import axis_units
+from ..graph.model import LayerGraph, Role
+from ..matching.unfold import unfold
+from .lockstep import Parent
+from .patches import along_outputs
+from .pivoted_cholesky import choose
+from .stream_choice import Quotas, choose_units
+
+
+def choose_written(
+    parents: Sequence[Parent],
+    space: str,
+    gram_UU: Tensor,
+    most: int,
+    *,
+    given: float | None = None,
+) -> Tensor:
+    """The units of a space that stay; where no layer reads them, those that explain the others.
+
+    Args:
+        parents: At their widths.
+        space: Of units that are made one by one.
+        gram_UU: Inner products of what the units of all parents do, float64.
+        most: M.
+        given: Share of M for units of parents after the first; None: whichever are best.
+
+    Returns:
+        M indices in ascending order.
+    """
+    counts = [p.graph.spaces[space].size for p in parents]
+    quotas = () if given is None else _quotas(counts, most, given)
+    write_dU = written(parents, space, gram_UU)
+    if write_dU is not None:
+        return choose_units(gram_UU, write_dU, most, quotas)
+    shares = [torch.full((p.graph.spaces[space].size,), p.weight) for p in parents]
+    return choose(gram_UU, torch.cat(shares).to(gram_UU), most, quotas)
+
+
+def _quotas(counts: Sequence[int], most: int, given: float) -> Quotas:
+    """First the best of the first parent's units, then the best of the others' beside them."""
+    first_U = torch.arange(sum(counts)) < counts[0]
+    others = min(round(given * most), sum(counts) - counts[0])
+    own = min(most - others, counts[0])
+    return ((first_U, own), (~first_U, most - own))
+
+
+def written(parents: Sequence[Parent], space: str, gram_UU: Tensor) -> Tensor | None:
+    """What the units of a space write, d x U, over all layers that read it; None where none does.
+
+    Layers count alike, whatever the size of what they put out, and parents by their weights.
+    Outputs count by what a BatchNorm behind them makes of them.
+    """
+    counts = [p.graph.spaces[space].size for p in parents]
+    readers = [{f.layer.weight: f for f in fits(p.program)[0]} for p in parents]
+    parts: list[Tensor] = []
+    graph = parents[0].graph
+    for name, dim in graph.members[space]:
+        if graph.tensors[name].axes[dim].roles != {Role.CONSUME} or name not in readers[0]:
+            continue
+        own = [
+            _read(parent, fit[name], dim, space).to(gram_UU)
+            for parent, fit in zip(parents, readers, strict=True)
+        ]
+        if ends_at_outputs(parents[0].graph, name):
+            whole = [p.weight * write for p, write in zip(parents, own, strict=True)]
+            parts.append(_at_power(torch.cat(whole, 1), gram_UU, 1.0))
+            continue
+        start = 0
+        for parent, write, count in zip(parents, own, counts, strict=True):
+            apart = write.new_zeros(len(write), sum(counts))
+            apart[:, start : start + count] = write
+            parts.append(_at_power(apart, gram_UU, parent.weight))
+            start += count
+    return torch.cat(parts) if parts else None
+
+
+def _read(parent: Parent, fit: Fit, dim: int, space: str) -> Tensor:
+    """What a layer makes of the units, d x N."""
+    weight, tensors = parent.tensors[fit.layer.weight], parent.tensors
+    if fit.norm is not None:
+        gain, variance = (tensors[fit.norm.tensors[part]] for part in ("weight", "running_var"))
+        gain = gain * (variance + fit.norm.eps).rsqrt()
+        weight = weight * along_outputs(gain, weight, fit.layer)
+    exprs = [axis.expr for axis in parent.graph.tensors[fit.layer.weight].axes]
+    rows = unfold(weight, exprs, dim, space, parent.graph.sizes)
+    return torch.cat([r.flatten(1) for r in rows], 1).T
+
+
+def ends_at_outputs(graph: LayerGraph, name: str) -> bool:
+    """Whether the outputs of a layer are no units that could be chosen: the parents' add up."""
+    return all(
+        graph.spaces[unit].pinned is not None
+        for axis in graph.tensors[name].axes
+        if Role.PRODUCE in axis.roles
+        for unit in axis_units(axis.expr)
+    )
+
+
+def _at_power(write_dU: Tensor, gram_UU: Tensor, power: float) -> Tensor:
+    """Scaled so that what is written has this power."""
+    own = float(((write_dU @ gram_UU) * write_dU).sum())
+    return write_dU * (power / own) ** 0.5 if own > 0 else write_dU

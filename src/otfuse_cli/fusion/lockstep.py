@@ -1,0 +1,149 @@
+"""Parents and the fused network, run together: each waits at the same layer.
+
+As long as it fits, every batch of every network stands where it is between two layers, so that the
+whole refit costs one pass. Otherwise each layer is reached anew, batch by batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..graph.model import LayerGraph
+from ..graph.trace.program import Program
+from ..matching.alignment import Alignment
+from ..running.execute import Walk, flat_inputs
+from ..running.samples import Samples
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A parent that is run.
+
+    Attributes:
+        program: At its widths.
+        tensors: By name, in the dtype to compute in.
+        weight: Its share; they sum to 1.
+        graph: Its layer graph.
+        alignment: Its maps; None for the anchor.
+    """
+
+    program: Program
+    tensors: Tensors
+    weight: float
+    graph: LayerGraph
+    alignment: Alignment | None = None
+
+
+@dataclass(frozen=True)
+class Stop:
+    """One batch, waiting: the parents behind their target, the fused network before its layer."""
+
+    parents: tuple[Walk, ...]
+    fused: Walk
+    count: int
+
+
+class Lockstep:
+    """All batches of all networks."""
+
+    def __init__(
+        self,
+        parents: Sequence[Parent],
+        program: Program,
+        fused: Tensors,
+        samples: Samples,
+        *,
+        device: str,
+        keep: frozenset[str] = frozenset(),
+        most_bytes: int,
+    ) -> None:
+        """Stand at the inputs.
+
+        Args:
+            parents: The anchor among them.
+            program: The fused network's.
+            fused: Its tensors; may change between two layers.
+            samples: What all are run on.
+            device: Where.
+            keep: Values of parents that are asked for later than they are computed.
+            most_bytes: Memory for values of stopped passes.
+        """
+        self.parents, self.program, self.fused = tuple(parents), program, fused
+        self.samples, self.device, self.keep = samples, device, keep
+        self.most_bytes = most_bytes
+        self._batches = list(samples.batches(program.batch))
+        self._standing: dict[int, Stop] = {}
+        self._hold = True
+
+    @property
+    def batches(self) -> int:
+        """Number of batches."""
+        return len(self._batches)
+
+    def stops(
+        self,
+        targets: Sequence[str],
+        layer: str,
+        *,
+        again: bool = False,
+        most: int | None = None,
+    ) -> Iterator[Stop]:
+        """Every batch: the parents run up to `targets`, the fused network before `layer`.
+
+        Args:
+            targets: Values of the parents.
+            layer: Of the fused network.
+            again: The same targets are asked for once more.
+            most: End with the batch that makes it so many samples.
+        """
+        seen = 0
+        for at in range(self.batches):
+            if most is not None and seen >= most:
+                return
+            seen += self._batches[at].count
+            stop = self._standing.pop(at, None) or self._start(at, frozenset(targets))
+            for walk in stop.parents:
+                for name in targets:
+                    walk.to(name)
+            stop.fused.before(layer)
+            if self._hold and self.batches * _bytes(stop) > self.most_bytes:
+                self._hold = False
+                self._standing.clear()
+            yield stop
+            if self._hold:
+                for walk in stop.parents:
+                    for name in () if again else targets:
+                        walk.release(name)
+                self._standing[at] = stop
+
+    def cut(self, value: Tensor, stop: Stop) -> Tensor:
+        """Without the samples that only fill up the last batch."""
+        return value[: len(value) * stop.count // self.program.batch]
+
+    def adjust(self, name: str, gain: Tensor, shift: Tensor, *, channel: int) -> None:
+        """Scale and shift a value that waiting passes of the fused network hold, by channel."""
+        for stop in self._standing.values():
+            value = stop.fused[name]
+            shape = [1] * value.dim()
+            shape[channel] = -1
+            factor, term = (t.to(value).view(shape) for t in (gain, shift))
+            stop.fused.replace(name, value * factor + term)
+
+    def _start(self, at: int, targets: frozenset[str]) -> Stop:
+        batch = self._batches[at]
+        keep = self.keep if self._hold else targets
+        inputs = flat_inputs(self.program, batch, self.device)
+        return Stop(
+            tuple(Walk(p.program, p.tensors, inputs, keep) for p in self.parents),
+            Walk(self.program, self.fused, inputs),
+            batch.count,
+        )
+
+
+def _bytes(stop: Stop) -> int:
+    return sum(walk.live_bytes() for walk in (*stop.parents, stop.fused))

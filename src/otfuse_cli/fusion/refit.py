@@ -1,0 +1,246 @@
+"""Closed-form refit: each layer of the average, on its own inputs, toward the parents' mean.
+
+Layer by layer in execution order, parents and fused network in lock step (DESIGN section 3,
+Refit). No labels, no gradients; weights stay near the average where inputs say nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..graph.analysis.batch_norms import Norm
+from ..graph.analysis.fit_targets import Fit, NormFit, fits, norm_fits, scores
+from ..graph.trace.program import Program
+from ..running.execute import Walk
+from ..running.samples import Samples
+from ..runtime import Runtime
+from .lockstep import Lockstep, Parent, Stop
+from .output_ridge import OutputRidge, affordable
+from .patches import Rows, along_outputs, rows_of
+from .refit_norm import fit_norm
+from .ridge import Ridge, Solution
+from .target import MeanTarget
+
+# From a fit and its number of rows: how often each position counts (None: all once), the ridge.
+Stress = Callable[[Fit, int], tuple[Tensor | None, float]]
+# What a value of the fused network should be, from the parents' values of that name.
+Aim = Callable[[str, Sequence[Parent], Sequence[Walk]], Tensor]
+
+# Rows of a layer: this many for each of its inputs, and never fewer than these in all.
+_ROWS_EACH, _ROWS_LEAST = 24, 120_000
+
+
+@dataclass(frozen=True)
+class Refitted:
+    """How a layer's miss of its target has changed, relative to the target."""
+
+    layer: str
+    before: float
+    after: float
+
+
+def refit(
+    parents: Sequence[Parent],
+    program: Program,
+    fused: dict[str, Tensor],
+    samples: Samples,
+    *,
+    ridge: float,
+    left: frozenset[str] = frozenset(),
+    runtime: Runtime,
+    most_bytes: int,
+    aim: Aim | None = None,
+    stress: Stress | None = None,
+    rows: float = 1.0,
+) -> tuple[list[Refitted], tuple[str, ...]]:
+    """Fit every layer of `fused`, and every BatchNorm that belongs to none, in place.
+
+    Args:
+        parents: The anchor first; their weights sum to 1.
+        program: The fused network's.
+        fused: The average after repair, float32 by name on the device; changed.
+        samples: Unlabelled inputs.
+        ridge: Pull toward the average, in mean squares of the inputs.
+        left: Tensors that stay as they are.
+        runtime: Device, seed, progress.
+        most_bytes: Memory for what stopped passes hold.
+        aim: What a value should be, from the parents'; None for their mean (`target`).
+        stress: What counts more in a layer's fit, and its ridge; None for all alike, and `ridge`.
+        rows: Share of the rows that a fit takes where there are many.
+
+    Returns:
+        What was fitted, and tensors that were left alone because they are used twice or tied.
+
+    Raises:
+        SolveFailed: A singular fit.
+    """
+    layers, shared = fits(program)
+    every: list[Fit | NormFit] = [*layers, *norm_fits(program)]
+    plan = [fit for fit in every if left.isdisjoint(fit.tensors)]
+    plan.sort(key=lambda fit: program.position[_place(fit)])
+    keep = frozenset(fit.target for fit in plan)
+    lockstep = Lockstep(
+        parents, program, fused, samples, device=runtime.device, keep=keep, most_bytes=most_bytes
+    )
+    done: list[Refitted] = []
+    weigh = stress or (lambda fit, rows: (None, ridge))
+    mean = MeanTarget(lockstep) if aim is None else None
+    toward = aim or mean
+    assert toward is not None
+    for at, fit in enumerate(plan):
+        runtime.progress("refit", at, len(plan))
+        if mean is not None:
+            mean.watch(fit.target, _place(fit))
+        draw = runtime.generator(7_000_000 + at)
+        if isinstance(fit, NormFit):
+            found = _fit_norm(fit, lockstep, ridge, toward)
+        else:
+            found = _fit(fit, lockstep, weigh, draw, toward, rows)
+        if found is not None:
+            done.append(found)
+    runtime.progress("refit", len(plan), len(plan))
+    return done, shared
+
+
+def _fit(
+    fit: Fit,
+    lockstep: Lockstep,
+    stress: Stress,
+    generator: torch.Generator,
+    aim: Aim,
+    share: float,
+) -> Refitted | None:
+    fused, layer = lockstep.fused, fit.layer
+    assert isinstance(fused, dict)
+    weight = fused[layer.weight]
+    rows: Rows | None = None
+    sums: Ridge | OutputRidge | None = None
+    prior = None
+    counts_P, ridge = None, 0.0
+    scored = fit.norm is None and fit.target == scores(lockstep.program)
+    for stop in lockstep.stops([fit.target], layer.node):
+        target = _target(fit, lockstep, stop, aim)
+        if rows is None or sums is None:
+            each = max(1, target[0].numel() // max(1, target.shape[_channel(fit, target)]))
+            most = int(share * max(_ROWS_LEAST, _ROWS_EACH * weight[0].numel()))
+            most //= lockstep.samples.count
+            rows = rows_of(
+                layer, weight, tuple(target.shape[1:]), most=max(1, most), generator=generator
+            )
+            places = each if rows.places is None else len(rows.places)
+            prior = _Folded(fit, fused)
+            counts_P, ridge = stress(fit, lockstep.samples.count * places)
+            if counts_P is not None and rows.places is not None:
+                counts_P = counts_P[rows.places]
+            count = lockstep.samples.count * places
+            flat = rows.flat_weight(prior.weight)
+            bias = None if prior.bias is None else prior.bias.view(rows.groups, -1)
+            apart = scored and rows.groups == 1 and affordable(count, flat.shape[2], flat.shape[1])
+            sums = OutputRidge(flat, bias) if apart else Ridge(flat, bias, rows=count)
+        values = lockstep.cut(stop.fused[layer.input], stop)
+        wanted = rows.outputs(target)
+        many = None if counts_P is None else counts_P.repeat(wanted.shape[1] // len(counts_P))
+        sums.add(rows.inputs(values), wanted, many)
+    assert rows is not None
+    assert sums is not None
+    assert prior is not None
+    solution = sums.solve(ridge, where=fit.name)
+    if solution is None:
+        return None
+    prior.write(rows, solution)
+    return Refitted(fit.name, solution.before, solution.after)
+
+
+def _fit_norm(fit: NormFit, lockstep: Lockstep, ridge: float, aim: Aim) -> Refitted | None:
+    def target(stop: Stop) -> Tensor:
+        return aim(fit.target, lockstep.parents, stop.parents)
+
+    misses = fit_norm(fit, lockstep, ridge, target)
+    return None if misses is None else Refitted(fit.name, *misses)
+
+
+def _place(fit: Fit | NormFit) -> str:
+    """The value before which the fused network stops."""
+    return fit.norm.node if isinstance(fit, NormFit) else fit.layer.node
+
+
+def _channel(fit: Fit, value: Tensor) -> int:
+    return 1 if fit.layer.window is not None else value.dim() - 1
+
+
+def _target(fit: Fit, lockstep: Lockstep, stop: Stop, aim: Aim) -> Tensor:
+    """What the fused network should have there, less `minus`."""
+    wanted = aim(fit.target, lockstep.parents, stop.parents)
+    if fit.minus is not None:
+        wanted = wanted - stop.fused[fit.minus]
+    return lockstep.cut(wanted, stop)
+
+
+class _Folded:
+    """A layer with the BatchNorm that follows it folded in: the prior, and the way back."""
+
+    def __init__(self, fit: Fit, fused: dict[str, Tensor]) -> None:
+        self.fit, self.fused = fit, fused
+        self.stored = fused[fit.layer.weight]
+        weight = self.stored
+        bias = None if fit.layer.bias is None else fused[fit.layer.bias]
+        if fit.norm is not None:
+            gain, shift = self._gain_and_shift(fit.norm)
+            weight = weight * along_outputs(gain, weight, fit.layer)
+            bias = shift if bias is None else shift + gain * bias
+        self.weight, self.bias = weight, bias
+
+    def _gain_and_shift(self, norm: Norm) -> tuple[Tensor, Tensor]:
+        mean, var, gain, shift = (
+            self.fused[norm.tensors[part]]
+            for part in ("running_mean", "running_var", "weight", "bias")
+        )
+        gain = gain * (var + norm.eps).rsqrt()
+        return gain, shift - gain * mean
+
+    def write(self, rows: Rows, solution: Solution) -> None:
+        """Store a solution; a BatchNorm gets the statistics that its units now have."""
+        layer, norm = self.fit.layer, self.fit.norm
+        flat = solution.weight_gOD
+        bias = None if solution.bias_gO is None else solution.bias_gO.flatten()
+        if norm is not None:
+            assert bias is not None
+            flat = self._unfold(rows, solution, flat, bias)
+        elif layer.bias is not None:
+            assert bias is not None
+            self.fused[layer.bias] = bias.to(self.fused[layer.bias])
+        self.fused[layer.weight] = rows.full_weight(flat, self.stored).to(self.stored)
+
+    def _unfold(self, rows: Rows, solution: Solution, flat: Tensor, bias: Tensor) -> Tensor:
+        """Split a folded solution: rows as long as the average's, statistics as they are.
+
+        With c the factor that brings a row back to that length, mean m and variance v of its
+        outputs: running mean c m, running variance c^2 v, gain sqrt(c^2 v + eps) / c, shift
+        bias + m. What evaluation computes is `H W^T + bias`, and what training would normalise by
+        are the stored statistics.
+        """
+        norm = self.fit.norm
+        assert norm is not None
+        average = rows.flat_weight(self.stored).double()
+        length, wanted = flat.norm(dim=2), average.norm(dim=2)
+        factor = torch.where((length > 0) & (wanted > 0), wanted / length, 1.0)
+        mean, variance = (
+            (factor * solution.mean_gO).flatten(),
+            (factor.square() * solution.variance_gO).flatten(),
+        )
+        stored = {part: self.fused[name] for part, name in norm.tensors.items()}
+        own = 0.0 if self.fit.layer.bias is None else self.fused[self.fit.layer.bias].double()
+        gain = (variance + norm.eps).sqrt() / factor.flatten()
+        shift = bias + solution.mean_gO.flatten()
+        for part, value in (
+            ("running_mean", mean + own),
+            ("running_var", variance),
+            ("weight", gain),
+            ("bias", shift),
+        ):
+            self.fused[norm.tensors[part]] = value.to(stored[part])
+        return flat * factor[..., None]

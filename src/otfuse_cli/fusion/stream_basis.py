@@ -1,0 +1,164 @@
+"""A joint basis for the residual streams of several parents (notes/transformers.md section 3).
+
+The streams side by side need far fewer directions than they have together: the principal axes of
+the stacked stream keep nearly all of each. A fixed linear map commutes with the additions, so that
+the fused stream can be meant to be `sum_k made_k x_k` everywhere.
+
+Legend: K parents, d width of the fused stream, N units of all parents' streams together, P
+positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..graph.analysis.streams import Stream
+from ..matching.canonical import faces
+from ..matching.matchers.orthogonal import complement
+from ..running.execute import Walk, flat_inputs
+from ..running.samples import Samples
+from ..transport.basis import Basis
+from .lockstep import Parent
+
+# Directions that no layer reads count this much beside the mean of those that are read.
+_UNREAD = 0.3
+# Means of positions, which hardly change from input to input, have this share of their power.
+_MEANS = 0.01
+# Directions with less than this share of the power are rounding.
+_NOTHING = 1e-9
+
+
+@dataclass(frozen=True)
+class Place:
+    """A value to look at, the same in every parent, and how often its positions count."""
+
+    node: str
+    counts_P: Tensor | None = None
+    each: bool = False  # centred at every position instead of over all
+
+
+def covariances(
+    parents: Sequence[Parent], places: Sequence[Place], samples: Samples, *, device: str
+) -> Iterator[Tensor]:
+    """Covariance of what the parents compute there side by side, N x N each, in float64.
+
+    One pass; memory is that of the sums.
+    """
+    order = sorted(places, key=lambda p: parents[0].program.position[p.node])
+    sums = {place.node: _Sums(place) for place in places}
+    for batch in samples.batches(parents[0].program.batch):
+        walks = [Walk(p.program, p.tensors, flat_inputs(p.program, batch, device)) for p in parents]
+        for place in order:
+            values = [walk.to(place.node) for walk in walks]
+            size = walks[0].program.batch
+            rows = torch.cat([v.reshape(size, -1, v.shape[-1]) for v in values], -1)
+            sums[place.node].add(rows[: batch.count])
+    return (sums[place.node].covariance() for place in places)
+
+
+class _Sums:
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.samples = 0
+        self.mean_PN: Tensor | float = 0.0
+        self.gram_NN: Tensor | float = 0.0
+        self.counts_P = torch.ones(1)
+
+    def add(self, rows_BPN: Tensor) -> None:
+        counts_P = self.place.counts_P
+        if counts_P is None or len(counts_P) != rows_BPN.shape[1]:
+            counts_P = torch.ones(rows_BPN.shape[1], dtype=torch.float64)
+        self.counts_P = counts_P.to(rows_BPN.device, torch.float64)
+        weighted = (rows_BPN * self.counts_P.sqrt().to(rows_BPN)[:, None]).flatten(0, 1)
+        self.gram_NN = self.gram_NN + (weighted.T @ weighted).double()
+        self.mean_PN = self.mean_PN + rows_BPN.double().sum(0)
+        self.samples += len(rows_BPN)
+
+    def covariance(self) -> Tensor:
+        assert isinstance(self.mean_PN, Tensor)
+        assert isinstance(self.gram_NN, Tensor)
+        mean_PN, share_P = self.mean_PN / self.samples, self.counts_P / self.counts_P.sum()
+        gram_NN = self.gram_NN / (self.samples * float(self.counts_P.sum()))
+        if self.place.each:
+            share_P = (1.0 - _MEANS) * share_P
+        else:
+            mean_PN, share_P = (share_P @ mean_PN)[None], share_P.new_ones(1)
+        return gram_NN - torch.einsum("p,pn,pm->nm", share_P, mean_PN, mean_PN)
+
+
+def joint_basis(
+    covariance_NN: Tensor,
+    streams: Sequence[tuple[Stream, Mapping[str, Tensor]]],
+    weights: Sequence[float],
+    width: int,
+) -> list[Basis]:
+    """The basis of the fused stream: one map for each parent.
+
+    Args:
+        covariance_NN: Of the normalised streams side by side, over all places where they are read.
+        streams: Stream and tensors of each parent, in canonical form.
+        weights: Importance of each parent; they sum to 1.
+        width: d.
+    """
+    device = covariance_NN.device
+    count = len(streams)
+    metrics = [_metric(stream, tensors) for stream, tensors in streams]
+    share_N = torch.cat(
+        [
+            torch.full((len(m),), (w * count) ** 0.5, dtype=torch.float64)
+            for m, w in zip(metrics, weights, strict=True)
+        ]
+    ).to(device)
+    scaled_NN = share_N[:, None] * covariance_NN * share_N
+    if streams[0][0].centred:
+        scaled_NN = _without_means(scaled_NN, [len(m) for m in metrics])
+    root_NN = torch.zeros_like(scaled_NN)
+    start = 0
+    for metric in metrics:
+        stop = start + len(metric)
+        root_NN[start:stop, start:stop] = _root(metric)
+        start = stop
+    whole = complement(width) if streams[0][0].centred else torch.eye(width, dtype=torch.float64)
+    most = min(whole.shape[1], len(scaled_NN))
+    found = torch.linalg.eigh(root_NN @ scaled_NN @ root_NN)
+    axes_Nr = torch.linalg.qr(root_NN @ found.eigenvectors[:, -most:])[0]
+    made_dN = whole[:, :most].to(device) @ axes_Nr.T / count**0.5
+    inner_dd = made_dN @ scaled_NN @ made_dN.T
+    read_Nd = scaled_NN @ made_dN.T @ torch.linalg.pinv(inner_dd, rtol=_NOTHING, hermitian=True)
+    sizes = [len(m) for m in metrics]
+    made = torch.split_with_sizes(made_dN * share_N, sizes, 1)
+    read = torch.split_with_sizes(read_Nd / share_N[:, None], sizes)
+    if not streams[0][0].centred:
+        return [Basis(m, r) for m, r in zip(made, read, strict=True)]
+    # The stream has no mean, but a shift that has to stay (GPT-2's last) may: it keeps its mean.
+    return [
+        Basis(m + weight / len(r), r + 1.0 / width)
+        for m, r, weight in zip(made, read, weights, strict=True)
+    ]
+
+
+def _metric(stream: Stream, tensors: Mapping[str, Tensor]) -> Tensor:
+    """How much each direction of a stream is read: mean 1, and a floor."""
+    readers = [faces(face, tensors).double() for face in stream.readers]
+    if stream.centred:
+        readers = [r - r.mean(0) for r in readers]
+    size = len(readers[0])
+    total = sum((r @ r.T / r.square().sum().clamp(min=1e-300) for r in readers), torch.zeros(()))
+    return size * total / len(readers) + _UNREAD * torch.eye(size).to(readers[0])
+
+
+def _without_means(matrix_NN: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Each parent's mean taken out on both sides: its norm does that to the stream."""
+    parts = [p - p.mean(0) for p in torch.split_with_sizes(matrix_NN, list(sizes))]
+    turned = torch.cat(parts).T
+    return torch.cat([p - p.mean(0) for p in torch.split_with_sizes(turned, list(sizes))])
+
+
+def _root(matrix: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh(matrix)
+    root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+    return root

@@ -1,0 +1,1 @@
+"""What is read off a layer graph: streams, heads, targets of fits, differences."""

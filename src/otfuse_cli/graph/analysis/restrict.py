@@ -1,0 +1,78 @@
+"""A layer graph of part of a network: some tensors left out, some axes cut to their first rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ..axes import Unit, axis_units
+from ..model import GraphTensor, LayerGraph, Op, OpKind, Role, Space
+
+_HALF = "its tensors are not in every model"
+
+
+def restrict(graph: LayerGraph, names: set[str]) -> LayerGraph:
+    """The same graph with the tensors in `names` only.
+
+    A space that has lost all tensors that make its units, or all that read them, is pinned: what
+    is left does not tell which units are alike, or whether they may be exchanged.
+    """
+    left = replace(graph, tensors={n: t for n, t in graph.tensors.items() if n in names})
+    spaces = {
+        id: space if space.pinned is not None or _whole(graph, left, id) else _pinned(space)
+        for id, space in graph.spaces.items()
+    }
+    ops = tuple(_without(op, names) for op in graph.ops)
+    derived = tuple(d for d in graph.derived if {d.source, *d.tensors} <= names)
+    return replace(left, spaces=spaces, ops=ops, derived=derived)
+
+
+def cut(graph: LayerGraph, rows: Mapping[str, int]) -> LayerGraph:
+    """The same graph with only the first `rows[name]` positions on axis 0 of some tensors.
+
+    These axes are single pinned spaces (see `cuttable`); each gets one of its new size.
+    """
+    tensors, spaces = dict(graph.tensors), dict(graph.spaces)
+    for name, size in rows.items():
+        tensor = tensors[name]
+        (space,) = axis_units(tensor.axes[0].expr)
+        if spaces[space].size != size:
+            # Named apart: other tensors may keep all of it.
+            id = f"{space.partition(':')[0]}:{size}"
+            spaces[id] = replace(spaces[space], id=id, size=size)
+            axis = replace(tensor.axes[0], expr=Unit(id))
+            shape = (size, *tensor.shape[1:])
+            tensors[name] = replace(tensor, shape=shape, axes=(axis, *tensor.axes[1:]))
+    return replace(graph, tensors=tensors, spaces=spaces)
+
+
+def cuttable(graph: LayerGraph, tensor: GraphTensor) -> bool:
+    """Whether axis 0 is one pinned space: the rows of an embedding, the classes of a head."""
+    if not tensor.axes or not isinstance(tensor.axes[0].expr, Unit):
+        return False
+    (space,) = axis_units(tensor.axes[0].expr)
+    return graph.spaces[space].pinned is not None
+
+
+def _whole(graph: LayerGraph, left: LayerGraph, id: str) -> bool:
+    return all(
+        bool(_in_role(left, id, role)) or not _in_role(graph, id, role)
+        for role in (Role.PRODUCE, Role.CONSUME)
+    )
+
+
+def _in_role(graph: LayerGraph, id: str, role: Role) -> tuple[str, ...]:
+    return graph.producers(id) if role is Role.PRODUCE else graph.consumers(id)
+
+
+def _pinned(space: Space) -> Space:
+    return replace(space, pinned=_HALF)
+
+
+def _without(op: Op, names: set[str]) -> Op:
+    """The operation, of a kind that claims nothing where its weight is gone."""
+    tensors = {part: name for part, name in op.tensors.items() if name in names}
+    if len(tensors) == len(op.tensors):
+        return op
+    bare = "weight" in op.tensors and "weight" not in tensors
+    return replace(op, tensors=tensors, kind=OpKind.OTHER if bare else op.kind)

@@ -1,0 +1,253 @@
+"""The residual stream of a pre-norm transformer: who writes to it, who reads it, and its heads.
+
+A stream that only LayerNorms or RMSNorms read, and only linear maps write to, has no preferred
+axes: any rotation that the norm commutes with can be undone by its readers and writers. What is
+found here is read off the data flow of a traced graph. Names and sizes; no numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...errors import UsageError
+from ..axes import Unit, axis_units
+from ..model import LayerGraph, Op, OpKind, Role
+from .attentions import Attention, attentions, refusal
+
+# Operations that treat all units alike, position by position or over positions.
+_ALIKE = frozenset({"mean"})
+_MATRICES = (OpKind.LINEAR, OpKind.CONV)
+
+
+class PostNorm(UsageError):
+    """A norm stands on the stream itself: its units keep their axes, only permutations remain."""
+
+
+class TiedOutput(UsageError):
+    """One tensor writes to the stream and, as the output layer, reads it."""
+
+
+@dataclass(frozen=True)
+class Face:
+    """A tensor that meets the stream on one axis, and the bias of its layer, if there is one."""
+
+    weight: str
+    dim: int
+    bias: str | None = None
+
+
+@dataclass(frozen=True)
+class NormSite:
+    """A norm of the stream: gain, shift (None for RMSNorm), and the layers that read it."""
+
+    gain: str
+    shift: str | None
+    readers: tuple[Face, ...]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A stream without preferred axes.
+
+    Attributes:
+        space: Its space.
+        centred: Whether its norm takes the mean away (LayerNorm).
+        norms: Its norms.
+        writers: Matrices and embeddings that write to it, by the axis that does.
+        vectors: Tensors that are added to it or stand on it: biases, positions, class tokens.
+        attentions: In execution order.
+        units: Spaces of units between two layers, which have axes of their own.
+    """
+
+    space: str
+    centred: bool
+    norms: tuple[NormSite, ...]
+    writers: tuple[Face, ...]
+    vectors: tuple[Face, ...]
+    attentions: tuple[Attention, ...]
+    units: tuple[str, ...]
+
+    @property
+    def readers(self) -> tuple[Face, ...]:
+        """Layers that read it, behind its norms."""
+        return tuple(face for norm in self.norms for face in norm.readers)
+
+
+def normed_stream(graph: LayerGraph) -> Stream:
+    """The one stream of a pre-norm transformer.
+
+    Raises:
+        PostNorm: Norms stand on the stream itself.
+        TiedOutput: The output layer is tied to the embedding.
+        UsageError: There is no such stream, or something on it works unit by unit.
+    """
+    norms = {
+        at: op
+        for at, op in enumerate(graph.ops)
+        if op.kind is OpKind.NORM
+        and op.detail in ("layer", "rms")
+        and isinstance(op.writes, Unit)
+        and graph.spaces[op.writes.space].per is None
+    }
+    spaces = {op.writes.space for op in norms.values() if isinstance(op.writes, Unit)}
+    if len(spaces) != 1:
+        raise refusal(
+            "no single residual stream with a LayerNorm or RMSNorm",
+            f"{len(spaces)} spaces behind such norms",
+        )
+    space = spaces.pop()
+    if not any(any(made) for op in graph.ops for made in op.inputs):
+        raise refusal(
+            "the data flow of the network is not known",
+            graph.source,
+            fix="give the network to trace: --arch file.py:factory, hf:DIR or graph.pt2",
+        )
+    pinned = graph.spaces[space].pinned
+    if pinned is not None:
+        raise refusal(f"the residual stream can't move ({pinned})", space)
+    if len({op.detail for op in norms.values()}) > 1:
+        raise refusal("LayerNorm and RMSNorm on one stream", space)
+    _require_pre_norm(graph, space, norms)
+    require_untied(graph)
+    return _Search(graph, space, norms).stream()
+
+
+def has_heads(graph: LayerGraph) -> bool:
+    """Whether units move as a whole: heads, groups."""
+    return any(space.per is not None for space in graph.free())
+
+
+def in_heads(graph: LayerGraph) -> frozenset[str]:
+    """Spaces of heads and of what lies inside them."""
+    inside = {s.id: s.per for s in graph.free() if s.per is not None}
+    return frozenset(inside) | frozenset(inside.values())
+
+
+def require_untied(graph: LayerGraph) -> None:
+    """Refuse a tensor that makes units as an embedding and reads them as the output layer.
+
+    Raises:
+        TiedOutput: There is one.
+    """
+    looked_up = {n for op in graph.ops if op.detail == "embedding" for n in op.tensors.values()}
+    for tensor in graph.tensors.values():
+        both = any({Role.CONSUME, Role.PRODUCE} <= axis.roles for axis in tensor.axes)
+        if both and tensor.name in looked_up:
+            way = "add --untie, which gives the output layer a weight of its own"
+            if not tensor.aliases:
+                way = "give the network an output layer with a weight of its own"
+            raise TiedOutput(
+                "the embedding is tied to the output layer",
+                where=tensor.name,
+                why="what becomes of the output layer must not become of the embedding",
+                fix=f"{way}, or use --residual shared",
+            )
+
+
+def _require_pre_norm(graph: LayerGraph, space: str, norms: Mapping[int, Op]) -> None:
+    for op in graph.ops:
+        if op.kind is not OpKind.ADD or op.writes is None or space not in axis_units(op.writes):
+            continue
+        if any(i in norms for made in op.inputs for i in made):
+            raise PostNorm(
+                "a norm stands on the stream itself (post-norm)",
+                where=op.name,
+                why="what it writes is added to: its gain gives every unit its own axis",
+                fix="use --residual shared",
+            )
+
+
+class _Search:
+    """Reads one graph."""
+
+    def __init__(self, graph: LayerGraph, space: str, norms: dict[int, Op]) -> None:
+        self.graph, self.space, self.norms = graph, space, norms
+        self.writers: list[Face] = []
+        self.seen: set[str] = set()
+
+    def stream(self) -> Stream:
+        for at, op in enumerate(self.graph.ops):
+            self._look(at, op)
+        sites = tuple(self._site(at, op) for at, op in self.norms.items())
+        heads = {s.per for s in self.graph.free() if s.per is not None}
+        return Stream(
+            self.space,
+            next(iter(self.norms.values())).detail == "layer",
+            sites,
+            tuple(self.writers),
+            self._vectors(),
+            attentions(self.graph),
+            tuple(
+                s.id
+                for s in self.graph.free()
+                if s.per is None and s.id not in heads and s.id != self.space
+            ),
+        )
+
+    def _look(self, at: int, op: Op) -> None:
+        """Refuse what works on the units of the stream one by one; note who writes to it."""
+        axes = [*op.reads, *([] if op.writes is None else [op.writes])]
+        if not any(self.space in axis_units(a) for a in axes) or at in self.norms:
+            return
+        if op.kind in _MATRICES or op.detail == "embedding":
+            face = self._face(op)
+            roles = self.graph.tensors[face.weight].axes[face.dim].roles
+            if Role.CONSUME in roles and op.kind in _MATRICES:
+                sources = {i for made in op.inputs for i in self._behind(made)}
+                if not sources or not sources <= set(self.norms):
+                    raise refusal("a layer reads the stream before its norm", op.name)
+            else:
+                self.writers.append(face)
+            return
+        if op.kind is OpKind.ADD:
+            return
+        if op.detail not in _ALIKE:
+            raise refusal(f"{op.detail or op.kind} works on each unit of the stream", op.name)
+
+    def _behind(self, made: tuple[int, ...]) -> set[int]:
+        """Operations that wrote a value, seen through those that treat all units alike."""
+        found: set[int] = set()
+        for at in made:
+            op = self.graph.ops[at]
+            if op.detail in _ALIKE:
+                found |= {i for inner in op.inputs for i in self._behind(inner)}
+            else:
+                found.add(at)
+        return found
+
+    def _face(self, op: Op) -> Face:
+        weights = [n for n in op.tensors.values() if len(self.graph.tensors[n].axes) > 1]
+        places = [(n, d) for n in weights for d in self.graph.tensors[n].dims(self.space)]
+        if len(places) != 1:
+            raise refusal("a layer meets the stream on more than one axis", op.name)
+        name, dim = places[0]
+        if self.graph.tensors[name].axes[dim].expr != Unit(self.space):
+            raise refusal("a layer reads the stream together with something else", op.name)
+        self.seen.add(name)
+        return Face(name, dim, op.tensors.get("bias"))
+
+    def _site(self, at: int, op: Op) -> NormSite:
+        readers = []
+        for other in self.graph.ops:
+            if any(at in self._behind(made) for made in other.inputs):
+                if other.detail in _ALIKE:
+                    continue
+                if other.kind not in _MATRICES:
+                    raise refusal("what a norm writes is not read by a layer", other.name)
+                readers.append(self._face(other))
+        self.seen |= set(op.tensors.values())
+        if "weight" not in op.tensors:
+            raise refusal("a norm without a gain in the checkpoint", op.name)
+        return NormSite(op.tensors["weight"], op.tensors.get("bias"), tuple(readers))
+
+    def _vectors(self) -> tuple[Face, ...]:
+        found = []
+        for name, dim in self.graph.members[self.space]:
+            if name in self.seen:
+                continue
+            axis = self.graph.tensors[name].axes[dim]
+            if axis.expr != Unit(self.space) or not axis.roles <= {Role.VECTOR, Role.PRODUCE}:
+                raise refusal("a tensor scales the units of the stream", name)
+            found.append(Face(name, dim))
+        return tuple(found)

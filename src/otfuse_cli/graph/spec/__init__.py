@@ -1,0 +1,1 @@
+"""Layer graphs from names and shapes: specs, and the families that they describe."""

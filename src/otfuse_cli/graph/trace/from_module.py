@@ -1,0 +1,206 @@
+"""A layer graph from a module: export it, label it, name what was found.
+
+This executes the module's own code; `graph_from_program` doesn't.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from operator import getitem
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from ...errors import IncompatibleModels
+from ..model import LayerGraph
+from .emit import emit
+from .export_settings import eval_mode, no_fast_path, own_output, quiet
+from .nodes import operator_name
+from .packed import packed_sequences
+from .propagate import propagate
+from .rules import RULES
+from .taps import ModuleOutputs, find_taps, watch_outputs
+from .untraceable import explain, refuse_scripted
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+LOGITS = "logits"
+
+
+def trace(
+    module: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    source: str = "",
+    free_outputs: bool = False,
+    name_map: Mapping[str, str] | None = None,
+) -> LayerGraph:
+    """Trace `module` on example inputs and find what in it is interchangeable.
+
+    Works on the meta device as well as on real tensors; no weight is read. The example sizes
+    don't matter, but axes longer than 1 are better.
+
+    Args:
+        module: Traced in eval mode; its mode is restored.
+        args: Example inputs; moved to the module's device.
+        kwargs: Example keyword inputs.
+        source: Goes into `LayerGraph.source`.
+        free_outputs: Leave the outputs' units free, for headless backbones.
+        name_map: Names of the module's tensors in the checkpoint, where they differ.
+
+    Raises:
+        IncompatibleModels: `torch.export` can't follow the module; says where and what to do.
+    """
+    program, seen = export(module, args, kwargs, padded=True)
+    return graph_from_program(
+        program, source=source, free_outputs=free_outputs, name_map=name_map, module_outputs=seen
+    )
+
+
+def graph_from_program(
+    program: ExportedProgram,
+    *,
+    source: str = "",
+    free_outputs: bool = False,
+    name_map: Mapping[str, str] | None = None,
+    module_outputs: ModuleOutputs | None = None,
+) -> LayerGraph:
+    """The layer graph of an exported program; runs none of its code.
+
+    Args:
+        program: From `export` here, or loaded from a `.pt2` file.
+        source: Goes into `LayerGraph.source`.
+        free_outputs: Leave the outputs' units free.
+        name_map: Names of the program's tensors in the checkpoint, where they differ.
+        module_outputs: What each module returned; without it the graph has no taps.
+    """
+    decomposed = functional(program)
+    found = propagate(decomposed, checked=checked_outputs(program), pin_outputs=not free_outputs)
+    taps = find_taps(decomposed, found, module_outputs or {})
+    return emit(found, source=source, name_map=name_map, taps=taps)
+
+
+def export(
+    module: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    padded: bool = False,
+) -> tuple[ExportedProgram, ModuleOutputs]:
+    """Export `module` in eval mode; also what every submodule returned, by path.
+
+    Args:
+        module: Left as it is.
+        args: Example inputs.
+        kwargs: Example keyword inputs.
+        padded: Take packed sequences for padded ones: good for a layer graph, not to be run.
+
+    Raises:
+        IncompatibleModels: It can't be exported in either of the ways that torch knows.
+    """
+    refuse_scripted(module)
+    reasons: list[Exception] = []
+    for compiled in (False, True):
+        try:
+            moved, given = _on_device_of(module, (tuple(args), dict(kwargs or {})))
+            with packed_sequences(padded=padded):
+                return _export(module, moved, without_cache(module, given), compiled=compiled)
+        except IncompatibleModels:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever torch or the user's forward raises
+            reasons.append(error)
+    raise explain(reasons[0], module, reasons[1:]) from reasons[0]
+
+
+def _on_device_of(
+    module: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs where the module's tensors are; on the meta device only if all of them are there."""
+    devices = [t.device for t in module.state_dict().values()]
+    real = [device for device in devices if device.type != "meta"]
+    device = next(iter(real or devices), torch.device("cpu"))
+    leaves = [t for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)]
+    if any(t.is_meta for t in leaves) and device.type != "meta":
+        raise ValueError("example inputs without values for a module that holds some")
+    moved: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(
+        torch.Tensor, lambda t: t.to(device), given
+    )
+    return moved
+
+
+def _export(
+    module: nn.Module, args: tuple[Any, ...], given: dict[str, Any], *, compiled: bool
+) -> tuple[ExportedProgram, ModuleOutputs]:
+    """By running the module, or `compiled`: by torch's compiler, which reads its code.
+
+    The compiler follows what the other way can't: layers inside of branches, NumPy, attention
+    that has no gradients on a CPU. It takes no hooks, so that no module is seen.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(eval_mode(module))
+        stack.enter_context(no_fast_path())
+        stack.enter_context(quiet())
+        stack.enter_context(own_output())
+        seen = {} if compiled else stack.enter_context(watch_outputs(module))
+        stack.enter_context(torch.set_grad_enabled(not compiled))
+        return torch.export.export(module, args, given, strict=compiled), dict(seen)
+
+
+def functional(program: ExportedProgram) -> ExportedProgram:
+    """`program` without operations that write in place, and without higher-order ones.
+
+    The empty table keeps composites (linear, convolution, attention, lstm) whole. Nothing needs
+    to be done where every operation already has a rule and writes nowhere.
+    """
+    if all(_is_plain(node) for node in program.graph.nodes if node.op == "call_function"):
+        return program
+    with quiet():
+        decomposed: ExportedProgram = program.run_decompositions({})
+    return decomposed
+
+
+def _is_plain(node: Node) -> bool:
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        silent = node.meta.get("val") is None  # an assertion
+        return not target._schema.is_mutable and (silent or operator_name(node) in RULES)
+    return target is getitem
+
+
+def pick_outputs(outputs: Any) -> list[torch.Tensor]:
+    """The output tensors that matter: `logits` where there are any, else all of them."""
+    logits = outputs.get(LOGITS) if isinstance(outputs, Mapping) else getattr(outputs, LOGITS, None)
+    chosen = outputs if logits is None else logits
+    return [leaf for leaf in pytree.tree_leaves(chosen) if isinstance(leaf, torch.Tensor)]
+
+
+def checked_outputs(program: ExportedProgram) -> Sequence[int] | None:
+    """Positions of the `logits` among the flat outputs; None when there are none."""
+    spec = program.call_spec.out_spec
+    if spec is None:
+        return None
+    keys = spec.context if isinstance(spec.context, (list, tuple)) else None
+    if keys is None or LOGITS not in keys:
+        return None
+    position = 0
+    children = spec.children() if callable(getattr(spec, "children", None)) else spec.children_specs
+    for key, child in zip(keys, children, strict=False):
+        if key == LOGITS:
+            return range(position, position + child.num_leaves)
+        position += child.num_leaves
+    return None
+
+
+def without_cache(module: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """A key-value cache is state that export can't return; nobody needs it for one pass."""
+    forward = inspect.signature(module.forward)
+    if "use_cache" in forward.parameters:
+        kwargs.setdefault("use_cache", False)
+    return kwargs

@@ -1,0 +1,160 @@
+"""An exported forward pass with the meaning of every value's axes: what is run, tapped and refit.
+
+Nodes and labels; no numbers are computed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from ..axes import Axis, Unit, rename_units
+from ..model import LayerGraph
+from .emit import label_values
+from .from_module import checked_outputs, functional
+from .propagate import propagate
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+Axes = tuple[Axis | None, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A forward pass, operation by operation.
+
+    Attributes:
+        nodes: Operations in execution order.
+        tensors: Name in the checkpoint, by placeholder; tied tensors have one name.
+        constants: Values of placeholders that the checkpoint does not hold.
+        inputs: Placeholders of network inputs, in the order of the flattened arguments; None for
+            an argument that is not a tensor.
+        in_spec: How arguments are flattened.
+        outputs: Values that the network returns (the logits, where there are any).
+        axes: Expressions of the axes of each value, in the names of the layer graph; None for
+            an axis that is not understood. Values of another kind are absent.
+        data: Values that depend on a network input.
+        batch: Samples that a pass takes: what it was exported with.
+    """
+
+    nodes: tuple[Node, ...]
+    tensors: Mapping[str, str]
+    constants: Mapping[str, Any]
+    inputs: tuple[str | None, ...]
+    in_spec: pytree.TreeSpec
+    outputs: tuple[str, ...]
+    axes: Mapping[str, Axes]
+    data: frozenset[str]
+    batch: int
+
+    @cached_property
+    def position(self) -> dict[str, int]:
+        """Place of every value in the order of execution."""
+        return {node.name: at for at, node in enumerate(self.nodes)}
+
+    @cached_property
+    def last_reader(self) -> dict[str, Node]:
+        """The last operation that reads a value."""
+        return {used.name: node for node in self.nodes for used in node.all_input_nodes}
+
+
+def labelled_program(
+    exported: ExportedProgram,
+    *,
+    batch: int,
+    graph: LayerGraph | None = None,
+    name_map: Mapping[str, str] | None = None,
+) -> Program:
+    """Label every value of an exported program; runs none of its code.
+
+    Args:
+        exported: On the device on which it is to run.
+        batch: Samples in its example inputs.
+        graph: A layer graph of the same network; its names of spaces are taken over.
+        name_map: Names of the program's tensors in the checkpoint, where they differ.
+    """
+    from torch.export.graph_signature import InputKind
+
+    rename = dict(name_map or {})
+    plain = functional(exported)
+    checked = checked_outputs(exported)
+    found = propagate(plain, checked=checked)
+    first = {alias: name for name, many in found.aliases.items() for alias in (name, *many)}
+    tensors: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    inputs: list[str | None] = []
+    for spec in plain.graph_signature.input_specs:
+        name = getattr(spec.arg, "name", "")
+        if spec.kind is InputKind.USER_INPUT:
+            is_tensor = not hasattr(spec.arg, "value")
+            inputs.append(name if is_tensor else None)
+            if not is_tensor:
+                constants[name] = spec.arg.value
+        elif spec.target in first:
+            tensors[name] = rename.get(first[spec.target], first[spec.target])
+        elif spec.target is not None:
+            constants[name] = plain.constants[spec.target]
+    axes, data = label_values(found, name_map=rename)
+    if graph is not None:
+        axes = _renamed(axes, tensors, graph)
+    in_spec = plain.call_spec.in_spec
+    assert in_spec is not None
+    return Program(
+        nodes=tuple(plain.graph.nodes),
+        tensors=tensors,
+        constants={**constants, **_attributes(plain)},
+        inputs=tuple(inputs),
+        in_spec=in_spec,
+        outputs=_outputs(plain, checked),
+        axes=axes,
+        data=data,
+        batch=batch,
+    )
+
+
+def _renamed(
+    axes: Mapping[str, Axes], tensors: Mapping[str, str], graph: LayerGraph
+) -> dict[str, Axes]:
+    """Axes in another graph's names of spaces, told by the tensors that both have."""
+    names: dict[str, str] = {}
+    for node, tensor in tensors.items():
+        for mine, theirs in zip(axes[node], graph.tensors[tensor].axes, strict=True):
+            if isinstance(mine, Unit) and isinstance(theirs.expr, Unit):
+                names[mine.space] = theirs.expr.space
+    return {
+        node: tuple(None if a is None else rename_units(a, names) for a in found)
+        for node, found in axes.items()
+    }
+
+
+def _attributes(exported: ExportedProgram) -> dict[str, Any]:
+    """Tensors that the graph holds itself, by node."""
+    found = {}
+    for node in exported.graph.nodes:
+        if node.op == "get_attr":
+            held: Any = exported.graph_module
+            for part in str(node.target).split("."):
+                held = getattr(held, part)
+            found[node.name] = held
+    return found
+
+
+def _outputs(exported: ExportedProgram, checked: Any) -> tuple[str, ...]:
+    from torch.export.graph_signature import OutputKind
+
+    specs = [s for s in exported.graph_signature.output_specs if s.kind is OutputKind.USER_OUTPUT]
+    names = [getattr(s.arg, "name", "") for s in specs]
+    wanted = range(len(names)) if checked is None else checked
+    return tuple(names[at] for at in wanted if names[at])
+
+
+def same_operations(one: Program, other: Program) -> bool:
+    """Whether two programs are one network at different widths."""
+    mine, theirs = ([(n.op, n.name, n.target) for n in p.nodes] for p in (one, other))
+    return mine == theirs

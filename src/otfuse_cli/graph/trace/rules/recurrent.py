@@ -1,0 +1,101 @@
+"""Recurrent layers as whole operators: gates are blocks of rows, the state ties both axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...model import OpKind, Role
+from ..atoms import Atom, Plus, Times
+from ..call import Call, Label, Labels, Value
+from ..deferred import Deferred
+from .table import rule
+
+GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+
+
+@rule("lstm", "gru", "rnn_tanh", "rnn_relu")
+def recurrent(call: Call) -> object:
+    """W_ih = (gates * h, in), W_hh = (gates * h, h); output h, or forward + backward."""
+    x: Value = call.value("input")
+    if "data" in call.arguments:
+        raise ValueError("packed sequences have no axes to follow")
+    parameters: list[Value] = list(call["params"])
+    layers, both = int(call["num_layers"]), call.flag("bidirectional")
+    biased = call.flag("has_biases")
+    per_cell = len(parameters) // (layers * (2 if both else 1))
+    call.pin(x.labels[0 if not call.flag("batch_first") else -2], "time steps")
+    read = x.labels[-1]
+    cells: list[tuple[Label, Label]] = []
+    for start in range(0, len(parameters), per_cell):
+        cell = parameters[start : start + per_cell]
+        hidden, out = _cell(call, read, cell, biased=biased)
+        cells.append((hidden, out))
+        if both and len(cells) % 2:
+            continue
+        tops = [label for _, label in cells[-2:]] if both else [out]
+        read = Label(Plus(tuple(t.form for t in tops))) if both else out
+    _initial(call, x, cells)
+    tensors = {value.sources[0].rpartition(".")[2]: value for value in parameters if value.plain}
+    call.op(OpKind.OTHER, reads=[[x.labels[-1]]], writes=[read], tensors=tensors, detail=call.name)
+    return _outputs(call, x, read, cells)
+
+
+def _cell(call: Call, read: Label, cell: Sequence[Value], *, biased: bool) -> tuple[Label, Label]:
+    """Unify one direction of one layer; its hidden state, and what it shows to the next layer."""
+    w_ih, w_hh = cell[0], cell[1]
+    gates = GATES[call.name]
+    hidden = call.fresh(w_ih.shape[0] // gates)
+    call.restrict(hidden)
+    rows = Label(Times((call.pinned(gates, "gates").form, hidden.form)))
+    call.unify(w_ih.labels[1], read)
+    call.restrict(read)
+    matrices = [w_ih, w_hh]
+    biases = list(cell[2:4]) if biased else []
+    projection = cell[-1] if len(cell) in (3, 5) else None
+    shown = projection.labels[0] if projection is not None else hidden
+    call.unify(w_hh.labels[1], shown)
+    for value in (*matrices, *biases):
+        call.unify(value.labels[0], rows)
+    for value in matrices:
+        call.role(value.labels[0], Role.PRODUCE)
+        call.role(value.labels[1], Role.CONSUME)
+    for value in biases:
+        call.role(value.labels, Role.VECTOR)
+    if projection is not None:
+        call.unify(projection.labels[1], hidden)
+        call.role(projection.labels[1], Role.CONSUME)
+        call.role(projection.labels[0], Role.PRODUCE)
+        call.joint([shown, hidden])
+    call.joint([rows, read])
+    call.joint([rows, shown])
+    return Label(hidden.form), Label(shown.form)
+
+
+def _initial(call: Call, x: Value, cells: Sequence[tuple[Label, Label]]) -> None:
+    """States given from outside share the axes of all layers, unless they are uniform."""
+    given = call.get("hx")
+    states: list[Value] = [given] if isinstance(given, Value) else list(given)
+    for which, state in enumerate(states):
+        if state.uniform:
+            continue
+        call.pin(state.labels[0], "layers")
+        if state.ndim == 3:
+            call.unify(state.labels[1], x.labels[0 if call.flag("batch_first") else 1])
+        for hidden, shown in cells:
+            call.unify(state.labels[-1], hidden if which else shown)
+
+
+def _outputs(
+    call: Call, x: Value, read: Label, cells: Sequence[tuple[Label, Label]]
+) -> list[Labels]:
+    """The sequence, and the last state(s) stacked over layers and directions."""
+    batch = x.labels[0 if call.flag("batch_first") else 1] if x.ndim == 3 else None
+    middle = [batch] if batch is not None else []
+    outs: list[Labels] = [[*x.labels[:-1], read]]
+    for which in range(len(call.shapes) - 1):
+        states = [hidden if which else shown for hidden, shown in cells]
+        # every layer has a state of its own: `h_n[-1]` takes one and ties nothing
+        layer, unit = Atom(len(cells), "layers"), Atom(states[0].size)
+        Deferred(Plus(tuple(state.form for state in states)), (layer, unit))
+        outs.append([Label(layer), *middle, Label(unit)])
+    return outs

@@ -1,0 +1,1 @@
+"""From a pair of graphs to maps to aligned tensors."""

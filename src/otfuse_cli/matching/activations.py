@@ -1,0 +1,170 @@
+"""What units are compared by when there are inputs: what they do on them (`--align acts`).
+
+Pre-activations over samples in eval mode, unscaled; positions count as samples. A residual stream
+is seen after each addition. Legend: N units, F samples times positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from ..graph.analysis.batch_norms import norm_after
+from ..graph.analysis.fit_targets import Layer, layers
+from ..graph.axes import Fixed, axis_units
+from ..graph.model import LayerGraph
+from ..graph.trace.nodes import operator_name
+from ..graph.trace.program import Program
+from ..running.execute import Walk, flat_inputs
+from ..running.samples import Samples
+from .unfold import unfold
+
+# Columns of one tap's features: more positions than this say nothing new.
+_MOST_COLUMNS = 10_000
+_ACTIVATIONS = frozenset(
+    {
+        *("relu", "relu_", "relu6", "prelu", "leaky_relu", "elu", "celu", "selu", "gelu"),
+        *("silu", "silu_", "mish", "softplus", "tanh", "sigmoid"),
+        *("hardswish", "hardtanh", "hardsigmoid"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Activations:
+    """What the units of one space do, at one place: features N x F, float32."""
+
+    layer: str
+    weight: str
+    features_NF: Tensor
+
+
+Observed = Mapping[str, tuple[Activations, ...]]
+
+
+def observe(
+    program: Program,
+    tensors: Mapping[str, Tensor],
+    graph: LayerGraph,
+    samples: Samples,
+    *,
+    device: str,
+    post: bool,
+    seed: int,
+) -> Observed:
+    """Features of every space whose units are seen as they are, by space.
+
+    Spaces that index heads or groups, or lie inside them, are left to the weights.
+
+    Args:
+        program: Of this model.
+        tensors: Its tensors, float32.
+        graph: Its layer graph.
+        samples: What it is run on; the same for every model that is compared.
+        device: Where.
+        post: After the activation function instead of before.
+        seed: Decides which positions count where there are many.
+    """
+    places = list(_places(program, graph, post=post))
+    found: dict[int, list[Tensor]] = {}
+    for batch in samples.batches(program.batch):
+        walk = Walk(program, tensors, flat_inputs(program, batch, device))
+        for at, place in enumerate(places):
+            value = walk.to(place.node)
+            own = _features(value, place, program, graph)  # N, samples of the batch, positions
+            kept = own[:, : own.shape[1] * batch.count // program.batch]
+            found.setdefault(at, []).append(_few(kept, samples.count, seed).flatten(1))
+    spaces: dict[str, list[Activations]] = {}
+    for at, place in enumerate(places):
+        features = torch.cat(found[at], 1)
+        spaces.setdefault(place.space, []).append(Activations(place.layer, place.weight, features))
+    return {space: tuple(seen) for space, seen in spaces.items()}
+
+
+@dataclass(frozen=True)
+class _Place:
+    node: str
+    space: str
+    layer: str
+    weight: str
+
+
+def _places(program: Program, graph: LayerGraph, *, post: bool) -> Iterator[_Place]:
+    """Where to look, in execution order: sums for streams, layers for everything else."""
+    indices = {s.per for s in graph.free()}
+    plain = {s.id for s in graph.free() if s.per is None and s.id not in indices}
+    made_by = {layer.node: layer for layer in layers(program)}
+    sums = {
+        node.name: [s for s in _units(program, node) if s in plain]
+        for node in program.nodes
+        if node.op == "call_function"
+        and operator_name(node) == "add"
+        and sum(n.name in program.data for n in node.all_input_nodes) == 2
+    }
+    streams = {space for spaces in sums.values() for space in spaces}
+    last: dict[str, Layer] = {}
+    for node in program.nodes:
+        layer = made_by.get(node.name)
+        own = [s for s in _units(program, node) if s in plain] if layer else []
+        for space in own:
+            assert layer is not None
+            last[space] = layer
+            if space not in streams:
+                seen = _seen(program, node, post=post)
+                yield _Place(seen, space, layer.weight.removesuffix(".weight"), layer.weight)
+        for space in sums.get(node.name, ()):
+            if space in last:
+                weight = last[space].weight
+                seen = _after(node).name if post else node.name
+                yield _Place(seen, space, weight.removesuffix(".weight"), weight)
+
+
+def _units(program: Program, node: Node) -> Sequence[str]:
+    if node.name not in program.data:
+        return ()
+    axes = program.axes.get(node.name, ())
+    return tuple(dict.fromkeys(u for axis in axes if axis is not None for u in axis_units(axis)))
+
+
+def _seen(program: Program, node: Node, *, post: bool) -> str:
+    """The value before the activation, after a BatchNorm; with `post` after the activation.
+
+    Behind an activation, too, a BatchNorm belongs to it: what is read is what the norm makes.
+    """
+    node = _normed(program, node)
+    if not post:
+        return node.name
+    after = _after(node)
+    return (after if after is node else _normed(program, after)).name
+
+
+def _normed(program: Program, node: Node) -> Node:
+    norm = norm_after(program, node)
+    return node if norm is None else next(n for n in node.users if n.name == norm.node)
+
+
+def _after(node: Node) -> Node:
+    readers = [n for n in node.users if operator_name(n) in _ACTIVATIONS]
+    return readers[0] if readers else node
+
+
+def _features(value: Tensor, place: _Place, program: Program, graph: LayerGraph) -> Tensor:
+    axes = [Fixed(1) if a is None else a for a in program.axes[place.node]]
+    dim = next(d for d, axis in enumerate(axes) if place.space in axis_units(axis))
+    rows = unfold(value, axes, dim, place.space, graph.sizes)
+    whole = torch.cat(rows, -1) if len(rows) > 1 else rows[0]
+    return whole.reshape(len(whole), value.shape[0] if dim else 1, -1)
+
+
+def _few(own: Tensor, count: int, seed: int) -> Tensor:
+    """Some positions of every sample, the same for all samples and models."""
+    most = max(1, _MOST_COLUMNS // count)
+    if own.shape[2] <= most:
+        return own
+    generator = torch.Generator().manual_seed(seed)
+    index = torch.randperm(own.shape[2], generator=generator)[:most].sort().values
+    return own.index_select(2, index.to(own.device))

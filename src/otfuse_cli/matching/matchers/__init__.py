@@ -1,0 +1,1 @@
+"""Searches for the maps of one source: one module each."""

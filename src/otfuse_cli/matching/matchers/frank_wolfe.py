@@ -1,0 +1,163 @@
+"""Frank-Wolfe over all spaces at once (C2M3, Crisostomi et al. 2024, for one source).
+
+The maps are relaxed to doubly stochastic matrices, all of which move together along the line
+towards the vertex that the gradient points to; the end point is rounded to permutations. Equal
+widths and hard maps only.
+
+Legend: N units of a space, source or anchor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from ...transport.maps import Map, Permutation
+from ...transport.plan import Plan
+from ...transport.solve import maximise
+from ..alignment import Alignment
+from ..similarity import Similarity
+
+MOST_STEPS = 40
+_GAIN = 1e-5
+
+
+class Relaxed:
+    """A doubly stochastic map `weights_NN`, rows = source, columns = anchor, as a `Map`."""
+
+    hard = False
+    kept = None
+
+    def __init__(self, weights_NN: torch.Tensor) -> None:
+        """Take the matrix as it is, rows and columns summing to 1."""
+        self.weights_NN = weights_NN
+
+    @property
+    def plan(self) -> Plan:
+        """The plan: uniform masses."""
+        return Plan.from_dense(self.weights_NN.double() / len(self.weights_NN))
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """(N, N)."""
+        return len(self.weights_NN), len(self.weights_NN)
+
+    def produce(
+        self, tensor: torch.Tensor, dim: int, anchor: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """`W' = einsum('nm,n...->m...', weights, W)` along `dim`."""
+        moved: torch.Tensor = torch.tensordot(self.weights_NN.T.to(tensor), tensor, ([1], [dim]))
+        return moved.movedim(0, dim)
+
+    def consume(
+        self, tensor: torch.Tensor, dim: int, anchor: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The same: rows and columns sum to 1."""
+        return self.produce(tensor, dim)
+
+
+def relax(
+    work: Similarity,
+    spaces: Sequence[str],
+    held: Alignment,
+    *,
+    start: Mapping[str, torch.Tensor] | None = None,
+    most_steps: int = MOST_STEPS,
+    watch: Callable[[float], None] | None = None,
+) -> Alignment:
+    """Maximise `sum <anchor, aligned source>` over doubly stochastic maps, then round.
+
+    Each step: gradient of every space from its unfoldings, vertex by assignment, step length by
+    exact line search on the polynomial, stop at a relative gain of 1e-5. Rounding takes, for
+    each space, the assignment of largest weight.
+
+    Args:
+        work: The two models, of equal widths.
+        spaces: What moves; no families.
+        held: Maps of the other spaces.
+        start: Doubly stochastic matrices by space; None = the barycentre, all entries 1/N.
+        most_steps: Where to stop at the latest.
+        watch: Told the objective after each step.
+    """
+    sizes = {s: work.anchor.graph.spaces[s].size for s in spaces}
+    weights = dict(start or {s: torch.full((n, n), 1.0 / n) for s, n in sizes.items()})
+    degree = work.degree(spaces)
+    knots = [(k + 1) / (degree - 1) for k in range(degree - 1)]
+    value = work.objective(_at(held, weights))
+    for _ in range(most_steps):
+        here = _at(held, weights)
+        work.flop += work.dense_flop(spaces)
+        vertices: dict[str, Permutation] = {}
+        slope = 0.0
+        for space in spaces:
+            gradient_NN = work.benefit(space, here)
+            vertex = Permutation(_index(maximise(gradient_NN)))
+            work.flop += float(sizes[space]) ** 3
+            columns = torch.arange(sizes[space])
+            slope += float(gradient_NN.cpu()[vertex.index_M, columns].sum(dtype=torch.float64))
+            slope -= float((gradient_NN.cpu() * weights[space]).sum(dtype=torch.float64))
+            vertices[space] = vertex
+        if slope <= _GAIN * abs(value):
+            break
+        values = [work.objective(_at(held, _towards(weights, vertices, t))) for t in knots]
+        step, best = line_search(value, slope, knots, values)
+        if best - value <= _GAIN * abs(value):
+            break
+        weights = {s: torch.lerp(w, _matrix(vertices[s]), step) for s, w in weights.items()}
+        value = best
+        if watch is not None:
+            watch(value)
+    rounded = {s: Permutation(_index(maximise(weights[s]))) for s in spaces}
+    return replace(held, maps={**held.maps, **rounded})
+
+
+def line_search(
+    value: float, slope: float, knots: Sequence[float], values: Sequence[float]
+) -> tuple[float, float]:
+    """Where on [0, 1] the polynomial through the data is largest, and how large.
+
+    Args:
+        value: At 0.
+        slope: Its derivative at 0.
+        knots: Further points in (0, 1]; with the two data at 0 they fix the degree len(knots) + 1.
+        values: There.
+    """
+    t = np.asarray(knots, np.float64)
+    powers = np.arange(2, 2 + len(t))
+    rest = np.asarray(values, np.float64) - value - slope * t
+    high = np.linalg.solve(t[:, None] ** powers, rest) if len(t) else np.empty(0)
+    polynomial = np.polynomial.Polynomial([value, slope, *high])
+    roots = polynomial.deriv().roots()
+    inside = roots.real[(abs(roots.imag) < 1e-9) & (roots.real > 0) & (roots.real < 1)]
+    candidates = [0.0, 1.0, *np.sort(inside).tolist()]
+    best = max(candidates, key=lambda s: float(polynomial(s)))
+    return best, float(polynomial(best))
+
+
+def _at(held: Alignment, maps: Mapping[str, torch.Tensor | Map]) -> Alignment:
+    relaxed = {s: Relaxed(m) if isinstance(m, torch.Tensor) else m for s, m in maps.items()}
+    return replace(held, maps={**held.maps, **relaxed})
+
+
+def _towards(
+    weights: Mapping[str, torch.Tensor], vertices: Mapping[str, Permutation], step: float
+) -> dict[str, Map]:
+    """The maps at a share of the way to the vertices; the vertices themselves need no product."""
+    if step == 1.0:
+        return dict(vertices)
+    return {s: Relaxed(torch.lerp(w, _matrix(vertices[s]), step)) for s, w in weights.items()}
+
+
+def _matrix(vertex: Permutation) -> torch.Tensor:
+    n = len(vertex.index_M)
+    matrix_NN = torch.zeros(n, n)
+    matrix_NN[vertex.index_M, torch.arange(n)] = 1.0
+    return matrix_NN
+
+
+def _index(plan: Plan) -> torch.Tensor:
+    assert plan.index_M is not None
+    return plan.index_M

@@ -1,0 +1,246 @@
+"""Searches over all maps of one source, and the best of several: `--matcher auto`.
+
+Every search maximises one objective (module `similarity`), so that the best is known without data.
+Each is planned in floating point operations before it runs; what does not fit `--effort` is named
+in the report instead. Nothing depends on time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from ..report.records import Candidate
+from ..requests.recipe import Recipe
+from ..runtime import Runtime
+from ..transport.maps import Permutation
+from .alignment import Alignment
+from .matchers.descent import MOST_PASSES, Found, descend, movable
+from .matchers.frank_wolfe import MOST_STEPS, relax
+from .models import Model
+from .similarity import Similarity
+
+# Orders of descent from the sweep that `auto` tries.
+ORDERS = 3
+# Passes that a descent is planned with, and those that it gets when they are too dear.
+USUAL_PASSES, FEW_PASSES = 6, 3
+# Objectives closer than this are equal: the earlier candidate stays.
+_EQUAL = 1e-6
+
+
+# How often the average under an alignment agrees with its parents, from 0 to 1.
+Judge = Callable[[Alignment], float]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The alignment that a portfolio chose, all that were tried, and what was not."""
+
+    best: Found
+    candidates: tuple[Candidate, ...]
+    warnings: tuple[str, ...]
+
+
+class Portfolio:
+    """Candidates for one source, by name; the best so far."""
+
+    def __init__(
+        self,
+        source: Model,
+        anchor: Model,
+        recipe: Recipe,
+        runtime: Runtime,
+        swept: Found,
+        judge: Judge | None = None,
+    ) -> None:
+        """Begin with the sweep's maps; their objective is computed here.
+
+        With a `judge` the candidate that it likes best wins; without, the largest objective.
+        """
+        self.judge = judge
+        self.source, self.anchor, self.recipe, self.runtime = source, anchor, recipe, runtime
+        self.work = Similarity(source, anchor, paper_scale=recipe.scale == "paper")
+        self.spaces = movable(self.work, recipe)
+        self.tried: list[tuple[str, Found]] = []
+        self.left_out: list[Candidate] = []
+        self.warnings: list[str] = []
+        self.seen: Found | None = None
+        self.swept = replace(swept, objective=self.work.objective(swept.alignment))
+        self.tried.append(("sweep", self.swept))
+
+    def outcome(self) -> Outcome:
+        """The best agreement wins, or the largest objective; the earliest among equals."""
+        name, best, agreements = self._judged()
+        candidates = [
+            Candidate(n, self.source.index, f.objective, agreement, f.flop, f is best)
+            for (n, f), agreement in zip(self.tried, agreements, strict=True)
+        ]
+        self.warnings += in_order(
+            self.source, best.alignment, started_there=name.startswith("identity")
+        )
+        return Outcome(best, (*candidates, *self.left_out), tuple(self.warnings))
+
+    def observe(self, found: Found) -> None:
+        """Take in the maps of a sweep over activations."""
+        self.seen = replace(found, objective=self.work.objective(found.alignment))
+
+    def descent(self) -> None:
+        """Sweep, then descent, whatever the effort."""
+        self._descend("sweep + descent", self.swept, salt=0, passes=MOST_PASSES)
+
+    def frank_wolfe(self) -> bool:
+        """Frank-Wolfe from the barycentre, rounded, then descent; False where it can't be."""
+        obstacle = no_joint_step(self.source, self.anchor, self.recipe)
+        if obstacle is not None:
+            self._skip("frank-wolfe + descent", 0.0, obstacle)
+            return False
+        before = self.work.flop
+        rounded = relax(self.work, self.spaces, self.swept.alignment)
+        start = Found(rounded, 0.0, self.work.flop - before)
+        self._descend("frank-wolfe + descent", start, salt=0, passes=MOST_PASSES)
+        return True
+
+    def auto(self) -> None:
+        """The whole portfolio, as far as the effort goes.
+
+        The sweep and descent from it, in several orders; Frank-Wolfe; and the identity, improved
+        by descent only where it beats the sweep: otherwise the order of the source's units says
+        nothing, and the result must not depend on it.
+        """
+        pass_flop = self.work.pass_flop(self.spaces)
+        soft = no_permutations(self.source, self.anchor, self.recipe)
+        plain = None if soft else self._identity()
+        if self._perfect() or not self.spaces:
+            return
+        usual = USUAL_PASSES * pass_flop
+        dear = self._spent() + usual > self.recipe.effort
+        # Entropic plans gain a little in every pass, and each solve is a long iteration.
+        entropic = self.recipe.solver != "exact"
+        passes = FEW_PASSES if dear or entropic else MOST_PASSES
+        self._descend("sweep + descent", self.swept, salt=0, passes=passes)
+        if self.seen is not None:
+            self.tried.append(("activations", self.seen))
+            again = partial(
+                self._descend, "activations + descent", self.seen, salt=0, passes=passes
+            )
+            self._try("activations + descent", usual, again)
+        relaxed = relax_flop(self.work, self.spaces)
+        self._try("frank-wolfe + descent", relaxed + usual, self.frank_wolfe)
+        if plain is not None and plain.objective > self.swept.objective * (1 + _EQUAL):
+            self._try(
+                "identity + descent",
+                usual,
+                partial(self._descend, "identity + descent", plain, salt=0, passes=MOST_PASSES),
+            )
+        for order in range(1, 1 if entropic else ORDERS):
+            name = f"sweep + descent, order {order}"
+            again = partial(self._descend, name, self.swept, salt=order, passes=MOST_PASSES)
+            self._try(name, usual, again)
+
+    def _descend(self, name: str, start: Found, *, salt: int, passes: int) -> None:
+        generator = self.runtime.generator(1000 * self.source.index + salt)
+        found = descend(self.work, start.alignment, self.recipe, generator, most_passes=passes)
+        errors = {**start.errors, **found.errors}
+        self.tried.append((name, replace(found, flop=start.flop + found.flop, errors=errors)))
+
+    def _identity(self) -> Found:
+        """Every unit in its place."""
+        graph = self.anchor.graph
+        maps = {s.id: _stay(s.size) for s in graph.free() if s.per is None}
+        families = {
+            s.id: (_stay(s.size),) * graph.spaces[s.per].size
+            for s in graph.free()
+            if s.per is not None
+        }
+        alignment = Alignment(maps, families)
+        found = Found(alignment, self.work.objective(alignment))
+        self.tried.append(("identity", found))
+        return found
+
+    def _try(self, name: str, estimate: float, run: Callable[[], object]) -> None:
+        """Run a search if it can still help and its estimate fits what is left of the effort."""
+        if self._perfect():
+            return
+        left = max(0.0, self.recipe.effort - self._spent())
+        if estimate <= left:
+            run()
+        else:
+            why = f"about {estimate:.1e} operations, {left:.1e} left of --effort"
+            self._skip(name, estimate, why)
+
+    def _skip(self, name: str, estimate: float, why: str) -> None:
+        self.left_out.append(
+            Candidate(f"{name} (skipped)", self.source.index, None, None, estimate, False)
+        )
+        self.warnings.append(f"checkpoint {self.source.index}: {name} skipped: {why}")
+
+    def _best(self) -> tuple[str, Found]:
+        name, best = self.tried[0]
+        for other, found in self.tried[1:]:
+            if found.objective > best.objective + _EQUAL * abs(best.objective):
+                name, best = other, found
+        return name, best
+
+    def _judged(self) -> tuple[str, Found, list[float | None]]:
+        name, best = self._best()
+        if self.judge is None or len(self.tried) < 2:
+            return name, best, [None] * len(self.tried)
+        scores = [self.judge(found.alignment) for _, found in self.tried]
+        order = sorted(
+            range(len(scores)), key=lambda at: (-scores[at], -self.tried[at][1].objective, at)
+        )
+        return *self.tried[order[0]], [*scores]
+
+    def _spent(self) -> float:
+        return sum(found.flop for _, found in self.tried)
+
+    def _perfect(self) -> bool:
+        """Whether no alignment of these weights could be better."""
+        return self._best()[1].objective >= (1 - _EQUAL) * self.work.bound
+
+
+def relax_flop(work: Similarity, spaces: Sequence[str]) -> float:
+    """What Frank-Wolfe is planned with, the descent after it aside."""
+    return MOST_STEPS * (work.dense_flop(spaces) + work.pass_flop(spaces))
+
+
+def no_permutations(source: Model, anchor: Model, recipe: Recipe) -> str | None:
+    """Why the maps can't all be permutations; None when they can."""
+    if recipe.solver != "exact" or recipe.mass != "uniform":
+        return f"--solver {recipe.solver} --mass {recipe.mass} ask for soft maps"
+    for space in anchor.graph.free():
+        width = source.graph.spaces[space.id].size
+        if width != space.size:
+            return f"space {space.id} has {width} units there and {space.size} in the anchor"
+    return None
+
+
+def no_joint_step(source: Model, anchor: Model, recipe: Recipe) -> str | None:
+    """Why Frank-Wolfe can't move all maps at once; None when it can."""
+    family = next((s for s in anchor.graph.free() if s.per is not None), None)
+    inner = None if family is None else f"space {family.id} has a map for each {family.per}"
+    return no_permutations(source, anchor, recipe) or inner
+
+
+def in_order(
+    source: Model, alignment: Alignment, *, started_there: bool = False
+) -> tuple[str, ...]:
+    """A warning where the best maps leave every unit in its place."""
+    if not any(source.graph.free()) or not (started_there or _in_place(alignment)):
+        return ()
+    return (
+        f"the units of checkpoint {source.index} are in the anchor's order already, "
+        "and these look like fine-tunes of one start: a plain average (--align none) is enough",
+    )
+
+
+def _in_place(alignment: Alignment) -> bool:
+    every = [*alignment.maps.values(), *(m for ms in alignment.families.values() for m in ms)]
+    return all(isinstance(m, Permutation) and m.identity for m in every)
+
+
+def _stay(size: int) -> Permutation:
+    return Permutation(torch.arange(size))

@@ -1,0 +1,51 @@
+"""What pruning did, as the report holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..graph.model import LayerGraph
+from ..report.records import PrunedLayer, PrunedSpace, Pruning
+from .compact import parameters
+from .survivors import Survivors
+
+
+def pruning_record(
+    before: LayerGraph,
+    after: LayerGraph,
+    *,
+    criterion: str | None = None,
+    survivors: Mapping[str, Survivors] | None = None,
+    advice: Sequence[str] = (),
+) -> Pruning:
+    """Sizes before and after, space by space and module by module, and overall."""
+    old, new = _shapes(before), _shapes(after)
+    modules: dict[str, list[str]] = {}
+    for name in old:
+        modules.setdefault(name.rpartition(".")[0] or name, []).append(name)
+    layers = []
+    for module, names in modules.items():
+        whole, left = parameters({n: old[n] for n in names}), parameters({n: new[n] for n in names})
+        layers.append(PrunedLayer(module, whole, left, _share(whole, left)))
+    spaces = tuple(
+        PrunedSpace(
+            space.id,
+            before.spaces[space.id].size,
+            space.size,
+            None if survivors is None else len(survivors[space.id].pruned_S),
+        )
+        for space in sorted(after.free(), key=lambda s: s.order)
+        if space.per is None and (criterion is None or before.spaces[space.id].size != space.size)
+    )
+    whole, left = parameters(old), parameters(new)
+    return Pruning(
+        criterion, whole, left, _share(whole, left), spaces, tuple(layers), tuple(advice)
+    )
+
+
+def _shapes(graph: LayerGraph) -> dict[str, tuple[int, ...]]:
+    return {name: node.shape for name, node in graph.tensors.items()}
+
+
+def _share(whole: int, left: int) -> float:
+    return round(1 - left / whole, 6) if whole else 0.0

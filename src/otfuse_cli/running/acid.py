@@ -1,0 +1,392 @@
+"""The acid test of a layer graph: permute every free space at once; the function must not change.
+
+Weights are drawn anew, of order one: with the usual initialisation a wrong graph may move the
+outputs by as little as 1e-8. Leave-one-out is the converse: an axis left out must show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from math import inf, prod, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..graph.model import GraphTensor, LayerGraph, Role
+from ..graph.trace.export_settings import eval_mode, no_fast_path
+from ..graph.trace.from_module import pick_outputs, without_cache
+from .once import run_once
+from .precision import FLOAT32, MOVED, Precision, as_dtype
+from .relabel import Maps, axis_index, draw_maps, relabel_axes, relabel_state
+
+State = dict[str, Tensor]
+Run = Callable[[State], list[Tensor]]
+
+
+@dataclass(frozen=True)
+class AcidResult:
+    """How well a graph has stood the test.
+
+    Attributes:
+        max_error: Largest change of an output, relative to the output's largest value.
+        threshold: The error allowed.
+        draws: Joint permutations tried.
+        spaces: Spaces permuted.
+    """
+
+    max_error: float
+    threshold: float
+    draws: int
+    spaces: int
+
+    @property
+    def passed(self) -> bool:
+        """Whether the function was kept."""
+        return self.max_error <= self.threshold
+
+
+@dataclass(frozen=True)
+class Member:
+    """A space on an axis of a tensor."""
+
+    tensor: str
+    axis: int
+    space: str
+
+    def __str__(self) -> str:
+        return f"{self.tensor} axis {self.axis} ({self.space})"
+
+
+@dataclass(frozen=True)
+class LeaveOneOutResult:
+    """Which members of a graph are proven to belong to it.
+
+    Attributes:
+        members: Number of members tried.
+        undetected: Those that no output misses: true no-ops, or units that weren't moved.
+        smallest_change: The least change that was detected.
+    """
+
+    members: int
+    undetected: tuple[Member, ...]
+    smallest_change: float
+
+
+def acid_test(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    graph: LayerGraph,
+    *,
+    seed: int,
+    draws: int = 5,
+    dtype: torch.dtype = torch.float64,
+    spaces: Collection[str] | None = None,
+) -> AcidResult:
+    """Random joint permutations of all free spaces (or of `spaces`) on weights drawn anew.
+
+    Args:
+        module: On real tensors; left as it is.
+        args: Inputs.
+        kwargs: Keyword inputs.
+        graph: To be tested; its names are the module's.
+        seed: Of weights and permutations.
+        draws: Number of joint permutations.
+        dtype: Of the arithmetic; float32 is taken where the module can't do it.
+        spaces: Only these.
+
+    Raises:
+        ValueError: The module has no values (meta device), or its outputs aren't finite.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with _Bench(module, args, kwargs, graph, generator, dtype) as bench:
+        error, moved = 0.0, 0
+        for _ in range(draws):
+            maps = _only(draw_maps(graph, generator), spaces)
+            moved = len(maps)
+            outputs = bench.run(relabel_state(bench.state, graph, maps))
+            error = max(error, bench.change(outputs, maps))
+        return AcidResult(error, bench.threshold, draws, moved)
+
+
+def leave_one_out(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    graph: LayerGraph,
+    *,
+    seed: int,
+    draws: int = 3,
+    dtype: torch.dtype = torch.float64,
+    spaces: Collection[str] | None = None,
+) -> LeaveOneOutResult:
+    """Leave each (tensor, axis) out of a joint permutation: the outputs must move.
+
+    Arguments as for `acid_test`; costs one forward pass per member. What isn't detected is tried
+    again on other weights, `draws` times in all: a unit may just have been dead.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    smallest, pending = inf, _members(graph, spaces)
+    count = len(pending)
+    for _ in range(draws):
+        undetected: list[Member] = []
+        with _Bench(module, args, kwargs, graph, generator, dtype) as bench:
+            maps = _only(draw_maps(graph, generator), spaces)
+            whole = relabel_state(bench.state, graph, maps)
+            for member in pending:
+                outputs = bench.run(_without(bench.state, whole, graph, maps, member))
+                change = bench.change(outputs, maps)
+                if change > MOVED[bench.threshold]:
+                    smallest = min(smallest, change)
+                else:
+                    undetected.append(member)
+        pending = undetected
+        if not pending:
+            break
+    return LeaveOneOutResult(count, tuple(pending), smallest)
+
+
+def function_change(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
+    *,
+    dtype: torch.dtype = torch.float32,
+    graph: LayerGraph | None = None,
+    maps: Maps | None = None,
+    other: nn.Module | None = None,
+) -> float:
+    """Largest relative change of the outputs between two states of one module.
+
+    The function check on real maps: `before` is the source, `after` its aligned form. Where the
+    graph lets the units of outputs move, they are expected in the order of `maps`. `after` may
+    be run in another module.
+    """
+    last = module if other is None else other
+    given = without_cache(module, dict(kwargs or {}))
+    with eval_mode(module), eval_mode(last), no_fast_path(), torch.no_grad():
+        old, new = (
+            _run(run, as_dtype((args, given, dict(state)), dtype))
+            for run, state in ((module, before), (last, after))
+        )
+    if graph is not None and maps is not None:
+        old = [_reordered(i, y, graph, maps) for i, y in enumerate(old)]
+    return max((_difference(b, a) for a, b in zip(old, new, strict=True)), default=0.0)
+
+
+def outputs_of(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    state: Mapping[str, Tensor],
+) -> list[Tensor]:
+    """What the network puts out with the tensors of `state`, computed in float32."""
+    given = without_cache(module, dict(kwargs or {}))
+    with eval_mode(module), no_fast_path(), torch.no_grad():
+        return _run(module, as_dtype((args, given, dict(state)), torch.float32))
+
+
+@dataclass(frozen=True)
+class Change:
+    """How much outputs changed, relative to the largest, and how much rounding may change them."""
+
+    error: float
+    allowed: float
+
+
+def change_allowed(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
+    *,
+    graph: LayerGraph | None = None,
+    maps: Maps | None = None,
+    other: nn.Module | None = None,
+) -> Change:
+    """`function_change` in float64, where the network can; in float32 where its kernels can't.
+
+    Raises:
+        RuntimeError: The network doesn't run on these tensors (ValueError likewise).
+    """
+    for dtype in (torch.float64, torch.float32):
+        try:
+            error = function_change(
+                module,
+                args,
+                kwargs,
+                before,
+                after,
+                dtype=dtype,
+                graph=graph,
+                maps=maps,
+                other=other,
+            )
+            # Some networks compute in half precision, whatever they are given.
+            rough = error > FLOAT32 and rounding(module, args, kwargs, before, dtype=dtype)
+            return Change(error, rough or FLOAT32)
+        except (RuntimeError, ValueError):
+            if dtype is torch.float32:
+                raise
+    raise AssertionError
+
+
+def rounding(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    state: Mapping[str, Tensor],
+    *,
+    dtype: torch.dtype = torch.float64,
+) -> float:
+    """The relative error that the least precise type which the module computes in allows.
+
+    At least that of float32: what `function_change` is compared to.
+    """
+    given = without_cache(module, dict(kwargs or {}))
+    with eval_mode(module), no_fast_path(), torch.no_grad(), Precision(dtype) as precision:
+        _run(module, as_dtype((args, given, dict(state)), dtype))
+    allowed: float = precision.allowed
+    return max(allowed, FLOAT32)
+
+
+def redraw(state: Mapping[str, Tensor], graph: LayerGraph, generator: torch.Generator) -> State:
+    """Weights of order one: matrices keep the size of what they read, gains are near 1."""
+    out: State = dict(state)
+    for name, described in graph.tensors.items():
+        old = state[name]
+        if not old.is_floating_point() and not old.is_complex():
+            continue
+        new = _drawn(described, old.shape, generator)
+        if old.is_complex():
+            new = torch.complex(new, _drawn(described, old.shape, generator))
+        new = new.to(old.dtype)
+        for own in (name, *described.aliases):
+            if own in out:
+                out[own] = new
+    return out
+
+
+def _drawn(described: GraphTensor, shape: torch.Size, generator: torch.Generator) -> Tensor:
+    roles = {role for axis in described.axes for role in axis.roles}
+    noise: Tensor = torch.randn(shape, generator=generator, dtype=torch.float64)
+    if Role.VARIANCE in roles:
+        return torch.rand(shape, generator=generator, dtype=torch.float64).add(0.5)
+    if Role.CONSUME in roles and len(shape) > 1:
+        made = [d for d, axis in enumerate(described.axes) if Role.PRODUCE in axis.roles]
+        fan_in = prod(n for d, n in enumerate(shape) if d not in made[:1])
+        return noise / sqrt(max(fan_in, 1))
+    if Role.SCALE in roles:
+        return 1 + 0.3 * noise
+    return 0.5 * noise
+
+
+class _Bench(AbstractContextManager["_Bench"]):
+    """A module set up to run on drawn weights, with the outputs it gives on them."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] | None,
+        graph: LayerGraph,
+        generator: torch.Generator,
+        dtype: torch.dtype,
+    ) -> None:
+        tensors = module.state_dict()
+        if any(t.device.type == "meta" for t in tensors.values()):
+            raise ValueError("the acid test needs real tensors, not meta ones")
+        self._module, self._graph = module, graph
+        self._args, self._kwargs = args, without_cache(module, dict(kwargs or {}))
+        self._dtype = dtype
+        self._drawn = redraw(tensors, graph, generator)
+
+    def __enter__(self) -> _Bench:
+        with ExitStack() as stack:
+            stack.enter_context(eval_mode(self._module))
+            stack.enter_context(no_fast_path())
+            stack.enter_context(torch.no_grad())
+            self._start(self._dtype)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _start(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self.state = as_dtype(self._drawn, dtype)
+        try:
+            with Precision(dtype) as precision:
+                self.expected = self.run(self.state)
+        except RuntimeError:
+            if dtype is torch.float32:
+                raise
+            self._start(torch.float32)  # some kernels exist in float32 only
+            return
+        if not all(bool(torch.isfinite(y).any()) for y in self.expected if y.numel()):
+            raise ValueError("the network's outputs aren't finite on drawn weights")
+        self.threshold = precision.allowed
+
+    def run(self, state: State) -> list[Tensor]:
+        args, kwargs = as_dtype((self._args, self._kwargs), self._dtype)
+        return _run(self._module, (args, kwargs, state))
+
+    def change(self, outputs: list[Tensor], maps: Maps) -> float:
+        """Largest relative difference from what is expected under `maps`."""
+        worst = 0.0
+        for i, (new, old) in enumerate(zip(outputs, self.expected, strict=True)):
+            worst = max(worst, _difference(new, _reordered(i, old, self._graph, maps)))
+        return worst
+
+
+def _run(module: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any], State]) -> list[Tensor]:
+    args, kwargs, state = given
+    outputs = run_once(module, state, args, kwargs)
+    return [y.detach().clone() for y in pick_outputs(outputs)]
+
+
+def _reordered(number: int, output: Tensor, graph: LayerGraph, maps: Maps) -> Tensor:
+    """An output with its free units in the order of `maps`."""
+    for at, d, axis in graph.outputs:
+        if at == number:
+            output = output.index_select(d, axis_index(axis, maps, graph.spaces))
+    return output
+
+
+def _difference(new: Tensor, old: Tensor) -> float:
+    if new.numel() == 0:
+        return 0.0
+    a, b = new.double(), old.double()
+    gap = torch.where(a == b, 0.0, (a - b).abs())
+    scale = b[torch.isfinite(b)].abs().max() if bool(torch.isfinite(b).any()) else torch.tensor(1.0)
+    worst = float(gap.max() / scale.clamp_min(1e-30))
+    return worst if worst == worst else inf
+
+
+def _only(maps: Mapping[str, Any], spaces: Collection[str] | None) -> dict[str, Any]:
+    return {id: value for id, value in maps.items() if spaces is None or id in spaces}
+
+
+def _members(graph: LayerGraph, spaces: Collection[str] | None) -> list[Member]:
+    return [
+        Member(tensor, axis, space.id)
+        for space in graph.free()
+        if space.size > 1 and (spaces is None or space.id in spaces)
+        for tensor, axis in graph.members[space.id]
+    ]
+
+
+def _without(state: State, whole: State, graph: LayerGraph, maps: Maps, member: Member) -> State:
+    described = graph.tensors[member.tensor]
+    fewer = {id: index for id, index in maps.items() if id != member.space}
+    own = [fewer if d == member.axis else maps for d in range(len(described.axes))]
+    left_out = relabel_axes(state[member.tensor], described, own, graph.spaces)
+    names = (member.tensor, *described.aliases)
+    return whole | {name: left_out for name in names if name in whole}

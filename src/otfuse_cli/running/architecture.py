@@ -1,0 +1,348 @@
+"""`--arch`, resolved: a layer graph, and the network itself where the user gave one to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..checkpoint.untied import Split
+from ..errors import IncompatibleModels, UsageError, few, only_in
+from ..graph.model import LayerGraph, Role, Shapes
+from ..graph.spec.from_shapes import layer_graph
+from .arch_value import Arch, arch_label
+from .exported_file import load_program
+from .factory import Network, build, names_a_module, saved_names
+from .mlp import mlp_network
+from .untie import output_splits
+
+_RELU_ASSUMED = (
+    "run as linear layers with ReLU between them, as the names suggest; --arch mlp confirms it"
+)
+
+Aliases = Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What is known of a network.
+
+    Attributes:
+        graph: In the checkpoint's names.
+        network: What to run it with; None when only names and shapes are known.
+        names: The checkpoint's name for each tensor of the module that the checkpoint holds.
+        assumption: What nobody said and the network was built on; None for nothing.
+        aliases: Other names in the checkpoint of tied tensors.
+    """
+
+    graph: LayerGraph
+    network: Network | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    assumption: str | None = None
+    aliases: Aliases = field(default_factory=dict)
+
+    @property
+    def takes_shapes(self) -> bool:
+        """Whether the network is built for the shapes of a checkpoint."""
+        return self.network is not None and self.network.shapes is not None
+
+
+def real_network(known: Architecture) -> Network | None:
+    """The network with tensors that hold values: built again where it was traced without."""
+    network = known.network
+    if network is None or not any(t.is_meta for t in network.module.state_dict().values()):
+        return network
+    return network.again()
+
+
+def require_network(known: Architecture, arch: Arch, why: str) -> Network:
+    """The network with tensors that hold values.
+
+    Raises:
+        UsageError: Only names and shapes are known, and `why` needs more.
+    """
+    network = real_network(known)
+    if network is None:
+        raise UsageError(
+            f"{why} needs a network to run",
+            where=f"--arch {arch_label(arch)}",
+            why="names and shapes of tensors don't say what is computed from them",
+            fix="give it: --arch file.py:factory, graph.pt2, hf:DIR, timm:NAME, torchvision:NAME; "
+            "or mlp, for linear layers with ReLU between them",
+        )
+    return network
+
+
+def module_state(
+    network: Network, names: Mapping[str, str], read: Callable[[str], torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Tensors of a checkpoint under the module's names; what it lacks is the module's own.
+
+    Tied tensors come under each of their names.
+    """
+    state = network.module.state_dict(keep_vars=True)
+    stored: dict[int, str] = {id(t): names[n] for n, t in state.items() if n in names}
+    return {
+        name: read(stored[id(tensor)]) if id(tensor) in stored else tensor.detach()
+        for name, tensor in state.items()
+    }
+
+
+def shapes_by_name(shapes: Shapes, aliases: Aliases) -> dict[str, tuple[int, ...]]:
+    """Shapes of a checkpoint's tensors under all their names: what a factory is given."""
+    tied = ((other, shapes[name]) for name, others in aliases.items() for other in others)
+    return {**shapes, **dict(tied)}
+
+
+def architecture(
+    arch: Arch,
+    shapes: Shapes,
+    *,
+    aliases: Aliases | None = None,
+    config: Mapping[str, Any] | None = None,
+    label: str = "the checkpoint",
+    free_outputs: bool = False,
+    untied: bool = False,
+) -> Architecture:
+    """The layer graph that `--arch` says, and the network to run, if it says that too.
+
+    Args:
+        arch: `auto`, a family, `mlp`, `spec.yaml`, a factory (`pkg.mod:f`, `file.py:f`,
+            `torchvision:NAME`, `timm:NAME`, `hf:DIR`, or the function or module itself), or a
+            saved program (`graph.pt2`).
+        shapes: Of every tensor of the checkpoint, in the order of the file.
+        aliases: Other names of tied tensors.
+        config: What the config.json beside the checkpoint says.
+        label: What messages call the checkpoint.
+        free_outputs: Leave the units of a traced network's outputs free.
+        untied: Give the output layer of a network a weight of its own (see `untie`).
+
+    Raises:
+        OtfuseError: See `graph.recognise`, `graph.trace`, `network.factory`, `network.program`.
+    """
+    if isinstance(arch, str) and arch.endswith(".pt2"):
+        return _from_program(arch, shapes, aliases or {}, label, free_outputs)
+    if not isinstance(arch, str) or names_a_module(arch):
+        return _from_factory(arch, shapes, aliases or {}, label, free_outputs, untied)
+    if free_outputs:
+        raise UsageError(
+            "--free-outputs needs a network to trace",
+            where=f"--arch {arch}",
+            fix="give a factory or a .pt2, or leave the output out of the spec",
+        )
+    graph = layer_graph(arch, shapes, aliases=aliases, config=config, label=label)
+    network = mlp_network(graph, shapes)
+    if network is None:
+        return Architecture(graph)
+    said = arch == "mlp" or arch.endswith((".yaml", ".yml"))
+    return Architecture(graph, network, {n: n for n in shapes}, None if said else _RELU_ASSUMED)
+
+
+def output_ties(
+    arch: Arch,
+    shapes: Shapes,
+    *,
+    aliases: Aliases | None = None,
+    config: Mapping[str, Any] | None = None,
+    label: str = "the checkpoint",
+) -> tuple[Split, ...]:
+    """Tensors that the output layer shares with an embedding, in the checkpoint's names.
+
+    Arguments are those of `architecture`.
+
+    Raises:
+        UsageError: A saved program.
+    """
+    if not isinstance(arch, str) or names_a_module(arch):
+        module = _module(arch, shapes, aliases or {})
+        names = checkpoint_names(module, shapes, aliases or {})
+        splits = output_splits(module)
+        return tuple(tuple(tuple(names[n] for n in kept) for kept in split) for split in splits)
+    if arch.endswith(".pt2"):
+        raise UsageError(
+            "a saved program can't be untied",
+            where=f"--untie, --arch {arch}",
+            why="which tensors it shares is part of it",
+            fix="give a factory (file.py:factory), or export the network untied",
+        )
+    graph = architecture(arch, shapes, aliases=aliases, config=config, label=label).graph
+    return _named_splits(graph)
+
+
+def module_ties(arch: Arch, shapes: Shapes, aliases: Aliases) -> list[tuple[str, ...]] | None:
+    """The checkpoint's names of what is one tensor in the network; None without a network.
+
+    Arguments are those of `architecture`.
+    """
+    if isinstance(arch, str) and arch.endswith(".pt2"):
+        module: nn.Module = load_program(Path(arch)).module(check_guards=False)
+    elif names_a_module(arch):
+        module = _module(arch, shapes, aliases)
+    else:
+        return None
+    names = checkpoint_names(module, shapes, aliases)
+    groups: dict[int, list[str]] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        groups.setdefault(id(tensor), []).append(names[name])
+    return [tuple(group) for group in groups.values() if len(group) > 1]
+
+
+def _module(arch: Arch, shapes: Shapes, aliases: Aliases) -> nn.Module:
+    """The module alone: on the meta device, where it can be built there."""
+    named = shapes_by_name(shapes, aliases)
+    try:
+        return build(arch, device="meta", shapes=named).module
+    except IncompatibleModels:
+        return build(arch, device="cpu", shapes=named).module
+
+
+def _named_splits(graph: LayerGraph) -> tuple[Split, ...]:
+    """Tensors that make units and read them, and what else their layers share."""
+    many = {n: (n, *t.aliases, *t.stands_for) for n, t in graph.tensors.items()}
+    tied = {n: names for n, names in many.items() if len(names) > 1}
+    both = [
+        n
+        for n in tied
+        if any({Role.CONSUME, Role.PRODUCE} <= axis.roles for axis in graph.tensors[n].axes)
+    ]
+    layers = {other.rpartition(".")[0] for n in both for other in tied[n]}
+    more = [n for n in tied if any(other.rpartition(".")[0] in layers for other in tied[n])]
+    return tuple(tuple((other,) for other in tied[n]) for n in more)
+
+
+def _from_factory(
+    arch: Arch, shapes: Shapes, aliases: Aliases, label: str, free_outputs: bool, untied: bool
+) -> Architecture:
+    """Trace on the meta device, where a model of any size has no weights; else on the CPU."""
+    from ..graph.trace.from_module import trace
+
+    named, said = shapes_by_name(shapes, aliases), arch_label(arch)
+    for device in ("meta", "cpu"):
+        try:
+            network = build(arch, device=device, untied=untied, shapes=named)
+            names = _names(network.module, shapes, aliases, label, said)
+            graph = trace(
+                network.module,
+                network.args,
+                network.kwargs,
+                source=f"traced {said}",
+                free_outputs=free_outputs,
+                name_map=names,
+            )
+        except IncompatibleModels:
+            if device == "cpu":
+                raise
+        else:
+            stored = _stored(names, shapes)
+            return Architecture(_held(graph, shapes, label), network, stored, aliases=aliases)
+    raise AssertionError
+
+
+def _from_program(
+    arch: str, shapes: Shapes, aliases: Aliases, label: str, free_outputs: bool
+) -> Architecture:
+    from ..graph.trace.from_module import graph_from_program
+
+    program = load_program(Path(arch))
+    module = program.module(check_guards=False)
+    args, kwargs = program.example_inputs or ((), {})
+    names = _names(module, shapes, aliases, label, arch)
+    graph = graph_from_program(
+        program, source=f"program {arch}", free_outputs=free_outputs, name_map=names
+    )
+    network = Network(arch, module, args, kwargs)
+    return Architecture(_held(graph, shapes, label), network, _stored(names, shapes))
+
+
+def _stored(names: Mapping[str, str], shapes: Shapes) -> dict[str, str]:
+    return {name: ours for name, ours in names.items() if ours in shapes}
+
+
+def _names(
+    module: nn.Module, shapes: Shapes, aliases: Aliases, label: str, arch: str
+) -> dict[str, str]:
+    """The checkpoint's name for each of the module's tensors; for tied ones, the stored name.
+
+    Raises:
+        IncompatibleModels: A tensor of the checkpoint that the module lacks, or the reverse.
+    """
+    state = module.state_dict(keep_vars=True)
+    found = checkpoint_names(module, shapes, aliases)
+    tied: dict[int, list[str]] = {}
+    for name, tensor in state.items():
+        tied.setdefault(id(tensor), []).append(name)
+    for group in tied.values():
+        stored = next((found[n] for n in group if found[n] in shapes), None)
+        if stored is not None:
+            found[group[0]] = stored
+    covered = {found[group[0]] for group in tied.values()}
+    missing = sorted(covered - shapes.keys())
+    # A counter or a constant buffer that the checkpoint doesn't hold has no units to move.
+    missing = [n for n in missing if any(found[p] == n for p, _ in module.named_parameters())]
+    extra = sorted(shapes.keys() - covered)
+    twice = [n for n in extra if n in found.values()]
+    if twice and twice == extra and not missing:
+        group = next(g for g in tied.values() if twice[0] in {found[n] for n in g})
+        raise IncompatibleModels(
+            "the module ties tensors that are stored with different values",
+            where=f"{found[group[0]]} and {twice[0]} of {label}; --arch {arch}",
+            why="one tensor of the module can't hold both",
+            fix="build the module untied (tie_word_embeddings=False)",
+        )
+    if missing or extra:
+        sides = []
+        if extra:
+            sides.append(only_in(extra, label, "the module"))
+        if missing:
+            sides.append(only_in(missing, "the module", label))
+        raise IncompatibleModels(
+            "the module and the checkpoint hold different tensors",
+            where=f"--arch {arch} and {label}",
+            why="; ".join(sides),
+            fix="build the module that the checkpoint was saved from",
+        )
+    return {name: ours for name, ours in found.items() if ours in shapes or name != ours}
+
+
+def checkpoint_names(module: nn.Module, shapes: Shapes, aliases: Aliases) -> dict[str, str]:
+    """What the checkpoint calls, or would call, each of the module's tensors."""
+    state = module.state_dict(keep_vars=True)
+    known = {*shapes, *(other for names in aliases.values() for other in names)}
+    saved = saved_names(module) if state.keys() - known else {}
+    saved = {name: saved.get(name, name) for name in state}
+    prefix = _prefix(set(saved.values()), known)
+    found = {name: ours.removeprefix(prefix[0]) for name, ours in saved.items()}
+    return {name: prefix[1] + ours for name, ours in found.items()}
+
+
+def _prefix(module: set[str], checkpoint: set[str]) -> tuple[str, str]:
+    """(prefix of the module's names, prefix of the checkpoint's): one holds the other's inside."""
+    best = ("", "")
+    overlap = len(module & checkpoint)
+    for names, other, mine in ((module, checkpoint, True), (checkpoint, module, False)):
+        for prefix in {n[: at + 1] for n in names for at, c in enumerate(n) if c == "."}:
+            inside = {n.removeprefix(prefix) for n in names if n.startswith(prefix)}
+            if len(inside & other) > overlap:
+                overlap = len(inside & other)
+                best = (prefix, "") if mine else ("", prefix)
+    return best
+
+
+def _held(graph: LayerGraph, shapes: Shapes, label: str) -> LayerGraph:
+    """The graph of what the checkpoint holds, in its order.
+
+    Raises:
+        IncompatibleModels: A tensor of the checkpoint that the traced network does not use.
+    """
+    lost = [n for n in shapes if n not in graph.tensors]
+    if lost:
+        raise IncompatibleModels(
+            "the traced network does not use a tensor",
+            where=f"{few(lost)} of {label}",
+            fix="trace the module that the checkpoint was saved from",
+        )
+    return replace(graph, tensors={name: graph.tensors[name] for name in shapes})

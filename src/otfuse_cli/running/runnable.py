@@ -1,0 +1,266 @@
+"""The network of `--arch` as a program to run on samples, one for each set of widths."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.utils import _pytree as pytree
+
+from ..errors import IncompatibleModels
+from ..graph.model import LayerGraph
+from ..graph.trace.from_module import export, trace
+from ..graph.trace.program import Program, labelled_program
+from .architecture import Architecture, module_state, real_network, shapes_by_name
+from .exported_file import load_program
+from .factory import Network
+from .inputs import is_program
+from .samples import Samples
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+# What to do where code fixes the widths that its module was built with.
+OWN_WIDTHS = (
+    "let the factory take the checkpoint's shapes, and build it for them: def make_net(shapes): "
+    "...; or give a factory for each checkpoint: --arch INDEX=file.py:factory"
+)
+# Samples in one pass: enough to keep the cores busy, few enough for the caches.
+BATCH = 100
+
+
+def runnable(
+    known: Architecture,
+    samples: Samples,
+    *,
+    device: str,
+    read: Mapping[str, Tensor] | None = None,
+    graph: LayerGraph | None = None,
+    batch: int = BATCH,
+) -> Program:
+    """Export the network on a batch of `samples`, so that it can be run batch by batch.
+
+    Args:
+        known: With a network.
+        samples: What it is to be run on.
+        device: Where.
+        read: Tensors of a parent, whose widths may not be those of the network; None for the
+            network's own.
+        graph: Of another network of this structure, whose names of spaces are taken; None for
+            the network's own.
+        batch: Samples in a pass, at most.
+
+    Raises:
+        IncompatibleModels: It can't be exported on such inputs, or not with those widths.
+    """
+    network = known.network
+    assert network is not None
+    named = known.graph if graph is None else graph
+    if read is not None:
+        shapes, held = _shapes(read), _shapes(_tensors(network, known))
+        read = None if all(shapes[name] == held[name] for name in held) else read
+    if is_program(network):
+        return _saved(network, named, known.names, read, device)
+    if read is None:
+        network = real_network(known)
+        assert network is not None
+    else:
+        network = network_at(known, read)
+    module = network.module
+    first = samples.take(slice(0, batch))
+    constants = {
+        name: value for name, value in network.kwargs.items() if not isinstance(value, Tensor)
+    }
+    try:
+        exported, _ = export(
+            copy.deepcopy(module).to(device), first.args, {**constants, **first.kwargs}
+        )
+    except IncompatibleModels as error:
+        if read is not None:
+            error.fix = OWN_WIDTHS
+        raise
+    return labelled_program(
+        exported, batch=first.count, graph=named, name_map=_names(module, known.names)
+    )
+
+
+def network_at(known: Architecture, read: Mapping[str, Tensor]) -> Network:
+    """The network with tensors of other widths: built for them where its factory takes shapes."""
+    built = real_network(known)
+    assert built is not None
+    return _with(_built_for(built, known, _shapes(read)), known, read)
+
+
+def graph_at(known: Architecture, read: Mapping[str, Tensor]) -> LayerGraph:
+    """The layer graph of the network with tensors of other widths, traced with these.
+
+    Widths alone don't tell how many heads a layer has; what the network makes of them does.
+    """
+    return _traced(network_at(known, read), known)
+
+
+def sizes_at(known: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int] | None:
+    """Sizes of the spaces in the network with tensors of other shapes, as its own code has them.
+
+    None where no network can be traced so: there is none, or it is a saved program, or its code
+    fixes widths. No value of a tensor is needed.
+    """
+    network = known.network
+    if network is None or is_program(network):
+        return None
+    try:
+        graph = _traced(_blank(network, known, shapes), known)
+    except (IncompatibleModels, RuntimeError):
+        return None
+    same = graph.spaces.keys() == known.graph.spaces.keys()
+    return {id: space.size for id, space in graph.spaces.items()} if same else None
+
+
+def at_widths(
+    known: Architecture, shapes: Mapping[str, tuple[int, ...]], label: str
+) -> Architecture:
+    """The architecture of a checkpoint, where its network was built at other widths.
+
+    Raises:
+        IncompatibleModels: Its code does not take the checkpoint's.
+    """
+    network = known.network
+    stored = {name: node.shape for name, node in known.graph.tensors.items()}
+    other = [name for name, shape in stored.items() if shapes[name] != shape]
+    if network is None or not other:
+        return known
+    why = "a saved program has one set of widths"
+    if not is_program(network):
+        try:
+            return replace(known, graph=_traced(_blank(network, known, shapes), known))
+        except (IncompatibleModels, RuntimeError) as error:
+            why = getattr(error, "why", None) or str(error).strip().partition("\n")[0]
+    name = other[0]
+    raise IncompatibleModels(
+        "the network was built at other widths than the checkpoint's, and does not run at these",
+        where=f"{name}: {list(shapes[name])} in {label}, {list(stored[name])} in {network.source}",
+        why=why,
+        fix=OWN_WIDTHS,
+    )
+
+
+def _built_for(
+    network: Network, known: Architecture, shapes: Mapping[str, tuple[int, ...]]
+) -> Network:
+    """Built again for `shapes`, where its factory takes them."""
+    if network.shapes is None:
+        return network
+    return network.again({**network.shapes, **shapes_by_name(shapes, known.aliases)})
+
+
+def _blank(network: Network, known: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> Network:
+    """The network with tensors of other shapes that hold nothing."""
+    network = _built_for(network, known, shapes)
+    like = _tensors(network, known)
+    return _with(network, known, {n: like[n].new_zeros(shapes[n]) for n in shapes if n in like})
+
+
+def _tensors(network: Network, known: Architecture) -> dict[str, Tensor]:
+    """The network's own, by the checkpoint's names."""
+    state = network.module.state_dict()
+    return {known.names[n]: t for n, t in state.items() if n in known.names}
+
+
+def _with(network: Network, known: Architecture, read: Mapping[str, Tensor]) -> Network:
+    state = module_state(network, known.names, read.__getitem__)
+    return replace(network, module=with_tensors(network.module, state))
+
+
+def _traced(network: Network, known: Architecture) -> LayerGraph:
+    source = known.graph.source
+    graph = trace(network.module, network.args, network.kwargs, source=source, name_map=known.names)
+    return replace(graph, tensors={name: graph.tensors[name] for name in known.graph.tensors})
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Shapes by name."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def with_tensors(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+    """A copy of `module` that holds other tensors, of other widths as well; ties are kept."""
+    module = copy.deepcopy(module)
+    owned: dict[int, Tensor] = {}
+    for path, child in module.named_modules():
+        prefix = f"{path}." if path else ""
+        for table in (child._parameters, child._buffers):
+            for name, tensor in table.items():
+                if tensor is None or f"{prefix}{name}" not in state:
+                    continue
+                given = state[f"{prefix}{name}"]
+                if id(tensor) not in owned:
+                    value = given.detach().clone()
+                    parameter = isinstance(tensor, nn.Parameter)
+                    owned[id(tensor)] = (
+                        nn.Parameter(value, requires_grad=False) if parameter else value
+                    )
+                table[name] = owned[id(tensor)]
+        _resize(child)
+    return module
+
+
+def _resize(child: nn.Module) -> None:
+    """Set what a module that holds tensors of other widths says of its widths."""
+    weight = getattr(child, "weight", None)
+    if not isinstance(weight, Tensor):
+        return
+    if isinstance(child, nn.LayerNorm):
+        child.normalized_shape = tuple(weight.shape)
+    elif isinstance(child, _ConvNd) and child.groups > 1:
+        outer, inner = child.out_channels, child.in_channels
+        if child.transposed:
+            outer, inner = inner, outer
+        if weight.shape[1] == inner // child.groups:  # groups are as large as they were
+            child.groups = max(1, weight.shape[0] * child.groups // outer)
+    elif type(child).__name__ == "Conv1D" and hasattr(child, "nf"):
+        setattr(child, "nf", weight.shape[1])  # noqa: B010 - the linear layer of GPT-2
+
+
+def _names(module: nn.Module, names: Mapping[str, str]) -> dict[str, str]:
+    """Names in the checkpoint for every one of the module's, tied ones under the stored name."""
+    state = module.state_dict(keep_vars=True)
+    stored = {id(t): names[n] for n, t in state.items() if n in names}
+    return {n: stored[id(t)] for n, t in state.items() if id(t) in stored}
+
+
+def _saved(
+    network: Network,
+    graph: LayerGraph,
+    names: Mapping[str, str],
+    read: Mapping[str, Tensor] | None,
+    device: str,
+) -> Program:
+    if read is not None:
+        raise IncompatibleModels(
+            "a saved program has one set of widths",
+            where=f"--arch {network.source}",
+            why="the models differ in width",
+            fix="give a factory (file.py:factory), which is exported for each, or a program for "
+            "each: --arch INDEX=graph.pt2",
+        )
+    exported = load_program(Path(network.source))
+    batch = _batch(network)
+    if device != "cpu":
+        exported = _move(exported, device)
+    return labelled_program(exported, batch=batch, graph=graph, name_map=dict(names))
+
+
+def _batch(network: Network) -> int:
+    leaves, _ = pytree.tree_flatten((network.args, dict(network.kwargs)))
+    return next(int(t.shape[0]) for t in leaves if isinstance(t, Tensor) and t.dim())
+
+
+def _move(exported: ExportedProgram, device: str) -> ExportedProgram:
+    from torch.export.passes import move_to_device_pass
+
+    return move_to_device_pass(exported, device)

@@ -1,0 +1,281 @@
+"""The parents of a fusion, run on its inputs: agreement, activations, refit, calibration.
+
+Everything here needs the network itself (`--arch`) and inputs, real or synthetic. Labels judge
+what was fused, where there are any; nothing is fitted to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..fusion.average import Aligned
+from ..fusion.calibrate import re_estimate, rescale
+from ..fusion.fused import Fused
+from ..fusion.lockstep import Parent
+from ..fusion.refit import Aim, Stress, refit
+from ..fusion.repair import plan_repair
+from ..fusion.selection import Selection
+from ..graph.trace.program import Program
+from ..matching.activations import Observed, observe
+from ..matching.alignment import Alignment
+from ..matching.models import Model
+from ..matching.portfolio import Judge
+from ..report.records import RefitRecord, StepRecord
+from ..requests.recipe import Recipe
+from ..running.execute import Walk, flat_inputs
+from ..running.samples import Samples
+from ..runtime import Runtime
+from .parents import Parents
+
+# Inputs that candidates and steps are judged on: more would cost passes and decide nothing.
+_JUDGED = 500
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass
+class Bench:
+    """Models with their programs and tensors, and what their ensemble says on the inputs.
+
+    Attributes:
+        samples: Inputs, on the CPU.
+        programs: By the model's index.
+        tensors: By the model's index; float32, on the device.
+        weights: Share of every model in the fusion.
+        parents: The models.
+        runtime: Device, seed, progress.
+        most_bytes: Memory for values of waiting passes.
+        driven: The inputs were driven toward classes.
+        rows: Share of the rows that a fit takes where there are many.
+    """
+
+    samples: Samples
+    programs: Mapping[int, Program]
+    tensors: Mapping[int, Tensors]
+    weights: Sequence[float]
+    parents: Parents
+    runtime: Runtime
+    most_bytes: int
+    driven: bool = False
+    rows: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Take the inputs that candidates and steps are judged on."""
+        self.judged = self.samples.take(slice(0, _JUDGED))
+
+    @cached_property
+    def _logits(self) -> dict[int, Tensor]:
+        """What every parent says on them; asked once, by whoever judges."""
+        return {at: self.logits(self.programs[at], own) for at, own in self.tensors.items()}
+
+    @cached_property
+    def choice(self) -> Tensor:
+        """Classes that the parents' ensemble chooses."""
+        return self.mixture.argmax(-1)
+
+    @cached_property
+    def mixture(self) -> Tensor:
+        """The ensemble's probabilities: the weighted mean of the parents'."""
+        return self._mixture({at: self.weights[at] for at in self._logits})
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What running the networks rests on without anybody having said so."""
+        assumption = self.parents.known.assumption
+        return () if assumption is None else (assumption,)
+
+    @property
+    def anchor(self) -> int:
+        """Index of the anchor."""
+        return self.parents.anchor_index
+
+    def logits(self, program: Program, tensors: Mapping[str, Tensor]) -> Tensor:
+        """What a network returns on the inputs that are judged, classes last, on the CPU."""
+        found = []
+        for batch in self.judged.batches(program.batch):
+            inputs = flat_inputs(program, batch, self.runtime.device)
+            value = Walk(program, tensors, inputs).outputs()[0]
+            found.append(value[: len(value) * batch.count // program.batch].cpu())
+        return torch.cat(found)
+
+    def _mixture(self, shares: Mapping[int, float]) -> Tensor:
+        """The parents' mean of probabilities."""
+        total = sum(
+            share * self._logits[at].softmax(-1) for at, share in shares.items() if share > 0
+        )
+        assert isinstance(total, Tensor)
+        return total
+
+    def judge(self, source: Model) -> Judge:
+        """Scores an alignment of `source` by its average with the anchor alone."""
+        own, rest = self.weights[source.index], self.weights[self.anchor]
+        share = own / (own + rest)
+        choice = self._mixture({source.index: share, self.anchor: 1 - share}).argmax(-1)
+
+        anchor = self.parents.anchor
+        pair = [0.0] * len(self.weights)
+        pair[source.index], pair[self.anchor] = share, 1 - share
+        selection = Selection(tuple(pair))
+        repair = plan_repair(anchor.graph)
+
+        def score(alignment: Alignment) -> float:
+            aligned = [Aligned(source, alignment, share)]
+            fused = Fused(anchor, anchor, aligned, selection, repair)
+            return self._agreement(self.average(fused), choice)
+
+        return score
+
+    def average(self, fused: Fused) -> Tensors:
+        """All tensors of an average in memory, float32 on the device."""
+        return {
+            name: fused.tensor(
+                name, dtype=torch.float32 if info.dtype.is_floating_point else info.dtype
+            ).to(self.runtime.device)
+            for name, info in fused.whole.checkpoint.infos.items()
+        }
+
+    def agreement(self, tensors: Mapping[str, Tensor]) -> float:
+        """How often a network at the anchor's widths says what the parents' ensemble says."""
+        return self._agreement(tensors, self.choice)
+
+    def hits(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """On which inputs, or positions of them, it is right: as labels say, or the ensemble."""
+        said = self._said(tensors)
+        labels = self._labels(said)
+        return said == (self.choice if labels is None else labels)
+
+    def distances(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Squares by which its probabilities miss the ensemble's, by input and position."""
+        probabilities = self.logits(self.programs[self.anchor], tensors).softmax(-1)
+        return (probabilities - self.mixture).square().sum(-1)
+
+    def yardsticks(self) -> tuple[StepRecord, ...]:
+        """What every parent is worth by itself on the inputs that are judged."""
+        said = {at: logits.argmax(-1) for at, logits in sorted(self._logits.items())}
+        return tuple(
+            self._record(f"parent {at}" + " (anchor)" * (at == self.anchor), theirs, kept=False)
+            for at, theirs in said.items()
+            if theirs.shape == self.choice.shape
+        )
+
+    def _agreement(self, tensors: Mapping[str, Tensor], choice: Tensor) -> float:
+        return _share(self._said(tensors), choice)
+
+    def _said(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        return self.logits(self.programs[self.anchor], tensors).argmax(-1)
+
+    def step(self, name: str, tensors: Mapping[str, Tensor], *, kept: bool = True) -> StepRecord:
+        """What a step gave: agreement and, with labels, accuracy in percent."""
+        return self._record(name, self._said(tensors), kept=kept)
+
+    def _record(self, name: str, said: Tensor, *, kept: bool) -> StepRecord:
+        labels = self._labels(said)
+        accuracy = None if labels is None else 100 * _share(said, labels)
+        return StepRecord(name, _share(said, self.choice), accuracy, kept)
+
+    def _labels(self, said: Tensor) -> Tensor | None:
+        """Labels of the inputs that are judged, if there is one for each class that is said."""
+        labels = self.judged.labels
+        return labels if labels is not None and labels.shape == said.shape else None
+
+    def run_parents(self, aligned: Sequence[Aligned]) -> list[Parent]:
+        """Everyone with a share as the refit runs them, the anchor first."""
+        anchor = self.parents.anchor
+        rest = 1.0 - sum(a.weight for a in aligned)
+        return [
+            self.run_parent(anchor, rest),
+            *(self.run_parent(a.model, a.weight, a.alignment) for a in aligned),
+        ]
+
+    def run_parent(self, model: Model, weight: float, alignment: Alignment | None = None) -> Parent:
+        """One model as the refit runs it."""
+        program, tensors = self.programs[model.index], self.tensors[model.index]
+        return Parent(program, tensors, weight, model.graph, alignment)
+
+    def part(self, where: slice) -> Bench:
+        """The same models on some of the inputs."""
+        return replace(self, samples=self.samples.take(where))
+
+    def refit(
+        self,
+        parents: Sequence[Parent],
+        tensors: Tensors,
+        ridge: float,
+        *,
+        left: frozenset[str] = frozenset(),
+        aim: Aim | None = None,
+        stress: Stress | None = None,
+    ) -> tuple[tuple[RefitRecord, ...], tuple[str, ...]]:
+        """Fit every layer of `tensors`, in place; records, and remarks on what was left alone."""
+        found, shared = refit(
+            parents,
+            self.programs[self.anchor],
+            tensors,
+            self.samples,
+            ridge=ridge,
+            left=left,
+            runtime=self.runtime,
+            most_bytes=self.most_bytes,
+            aim=aim,
+            stress=stress,
+            rows=self.rows,
+        )
+        remarks = [f"{name} is used twice or tied: not refitted" for name in shared]
+        return tuple(RefitRecord(f.layer, f.before, f.after) for f in found), tuple(remarks)
+
+    def calibrate(
+        self, kind: str, aligned: Sequence[Aligned], tensors: Tensors, left: frozenset[str]
+    ) -> Tensors | None:
+        """A calibrated copy by `bn` or `repair`; None where there is nothing to do."""
+        copy, program = dict(tensors), self.programs[self.anchor]
+        more = {"left": left, "runtime": self.runtime, "most_bytes": self.most_bytes}
+        if kind == "bn":
+            changed = re_estimate(program, copy, self.samples, **more)  # type: ignore[arg-type]
+        else:
+            parents = self.run_parents(aligned)
+            changed = rescale(parents, program, copy, self.samples, **more)  # type: ignore[arg-type]
+        return copy if changed else None
+
+
+def _share(found: Tensor, wanted: Tensor) -> float:
+    """How often two choices are one, from 0 to 1."""
+    return float((found == wanted).double().mean())
+
+
+def seen_units(
+    bench: Bench,
+    samples: Samples,
+    *,
+    post: bool,
+    seed: int,
+    models: Sequence[Model] | None = None,
+) -> dict[int, Observed]:
+    """What the units of every model (or of these) do on `samples`, by the model's index."""
+    return {
+        model.index: observe(
+            bench.programs[model.index],
+            bench.tensors[model.index],
+            model.graph,
+            samples,
+            device=bench.runtime.device,
+            post=post,
+            seed=seed,
+        )
+        for model in models or bench.parents.models
+        if model.index in bench.programs
+    }
+
+
+def watch_units(bench: Bench, parents: Parents, recipe: Recipe) -> Parents:
+    """The parents with what their units do on the inputs, where the recipe looks at it."""
+    portfolio = recipe.align == "wts" and recipe.matcher == "auto"
+    if recipe.align != "acts" and not portfolio:
+        return parents
+    seen = seen_units(bench, bench.judged, post=recipe.post_activations, seed=recipe.seed)
+    models = tuple(replace(m, observed=seen.get(m.index, {})) for m in parents.models)
+    return replace(parents, models=models)

@@ -1,0 +1,176 @@
+"""Candidates on held-out inputs: every way from the parents to one network is tried, one is taken.
+
+They are judged on a fifth of the inputs by agreement with the parents' ensemble, or by accuracy
+where inputs have labels; what is level there by chance, by how near its probabilities come to the
+ensemble's. Cheap ones come first, grafts only as long as the best so far leaves them anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from torch import Tensor
+
+from ..errors import IncompatibleModels, UsageError
+from ..graph.analysis.streams import TiedOutput
+from ..report.records import StepRecord
+from ..runtime import Stopwatch
+from .bench import Bench, Tensors
+from .ways import Fitted, Ways
+
+# Of the inputs, this part from the end is held out.
+_HELD = 5
+# Fits of candidates take this share of the rows of a convolution or of a sequence: enough to tell
+# ways apart, at a tenth of the products.
+_TRIAL_ROWS = 0.1
+# Of the anchor's units, these shares are tried for units of other parents.
+_GRAFTS = {"graft 10%": 0.10, "graft 25%": 0.25}
+# Fits of one layer, or of none.
+_CHEAP = ("head", "average")
+# Standard errors by which the first in order has to be beaten: several try.
+_ERRORS = 2.0
+# A lead has to be more than one input on which a coin decides.
+_HOPELESS = 1
+
+Way = Callable[[Bench], Fitted]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The candidate that is taken, and what all of them gave.
+
+    Attributes:
+        name: Of the candidate.
+        way: What makes it.
+        steps: The candidates in the order in which they were tried.
+        remarks: What could not be tried.
+        behind: By how much it agrees less than the anchor alone on inputs that were held out,
+            where that is no chance.
+    """
+
+    name: str
+    way: Way
+    steps: tuple[StepRecord, ...]
+    remarks: tuple[str, ...]
+    behind: float | None = None
+
+
+def clearly_more(one: Tensor, other: Tensor, *, errors: float = 1.0) -> bool:
+    """Whether one is right more often than the other is, and by more than chance.
+
+    Where only one of the two is, a coin would say which: the lead has to pass so many standard
+    deviations (`errors`) of as many tosses. With few inputs, `other` is the prior.
+    """
+    lead = one.double() - other.double()
+    return bool(lead.sum() > errors * lead.abs().sum().sqrt())
+
+
+def clearly_nearer(one: Tensor, other: Tensor) -> bool:
+    """Whether one's squared distances are smaller, by more than chance (two standard errors)."""
+    lead = other.double() - one.double()
+    return bool(lead.sum() > _ERRORS * lead.square().sum().sqrt())
+
+
+def ways(work: Ways, blend: str) -> dict[str, Way]:
+    """What `--blend` tries, by name, in order of preference among what is as good by chance.
+
+    The simplest comes first: the anchor with another output layer.
+    """
+    grafts: dict[str, Way] = {n: partial(work.graft, share=s) for n, s in _GRAFTS.items()}
+    every: dict[str, Way] = {"head": work.head, "refit": work.refit, "joint": work.joint}
+    if blend == "graft":
+        return grafts
+    if blend != "auto":
+        name = "refit" if blend == "average" else blend
+        return {name: every[name]}
+    unfitted = {"average": partial(_unfitted, work)}
+    if all(source.alignment.hard for source in work.fused.sources):
+        return {**every, **unfitted}
+    return {**every, **grafts, **unfitted}
+
+
+def _unfitted(work: Ways, bench: Bench) -> Fitted:
+    return bench.average(work.fused), (), ()
+
+
+@dataclass
+class _Trial:
+    some: Bench
+    held: Bench
+    watch: Stopwatch
+    hits: dict[str, Tensor] = field(default_factory=dict)
+    distances: dict[str, Tensor] = field(default_factory=dict)
+    tensors: dict[str, Tensors] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+
+    def run(self, name: str, way: Way) -> None:
+        try:
+            with self.watch(f"refit: {name}, held out"):
+                self.tensors[name] = way(self.some)[0]
+        except (IncompatibleModels, UsageError) as error:
+            fix = f" ({error.fix})" if isinstance(error.__cause__, TiedOutput) else ""
+            self.remarks.append(
+                f"--blend {name.partition(' ')[0]} was not tried: {error.what}{fix}"
+            )
+            return
+        self.hits[name] = self.held.hits(self.tensors[name])
+        self.distances[name] = self.held.distances(self.tensors[name])
+
+    def may_win(self, name: str, order: Sequence[str]) -> bool:
+        """Whether a graft is worth its fit; other ways always are.
+
+        The best so far leaves something to win; joint fusion, a graft of whatever is best, is
+        right no less often than that; and a smaller share leads already.
+        """
+        if name not in _GRAFTS or not self.hits:
+            return True
+        right = {n: float(hits.sum()) for n, hits in self.hits.items()}
+        best = max(right.values())
+        left = next(iter(self.hits.values())).numel() - best
+        smaller = [n for n, share in _GRAFTS.items() if share < _GRAFTS[name] and n in self.hits]
+        leads = all(self.best(order) == n for n in smaller)
+        return left > _HOPELESS and right.get("joint", best) >= best and leads
+
+    def best(self, order: Sequence[str]) -> str:
+        """Of those that the most frequently right one doesn't clearly beat, the first in order.
+
+        Another is taken for it that comes clearly nearer to the ensemble's probabilities, which
+        say more than its choices.
+        """
+        names = [name for name in order if name in self.hits]
+        top = max(names, key=lambda name: float(self.hits[name].double().mean()))
+        level = [n for n in names if not clearly_more(self.hits[top], self.hits[n], errors=_ERRORS)]
+        best = level[0]
+        for name in level[1:]:
+            if clearly_nearer(self.distances[name], self.distances[best]):
+                best = name
+        return best
+
+
+def choose_way(work: Ways, every: Mapping[str, Way], watch: Stopwatch) -> Chosen:
+    """Try ways on held-out inputs: cheap ones, then dear ones in order.
+
+    Raises:
+        UsageError: None of them can be tried.
+    """
+    bench = work.bench
+    count = bench.samples.count
+    cut = count - count // _HELD
+    some = replace(bench.part(slice(0, cut)), rows=_TRIAL_ROWS)
+    trial = _Trial(some, bench.part(slice(cut, count)), watch)
+    order = list(every)
+    for name in sorted(every, key=lambda name: name not in _CHEAP):
+        if trial.may_win(name, order):
+            trial.run(name, every[name])
+    if not trial.hits:
+        raise UsageError(trial.remarks[0], where="--blend", fix="use --blend average")
+    name = trial.best(order)
+    anchor = trial.held.hits(bench.tensors[bench.anchor])
+    steps = tuple(
+        trial.held.step(f"{n}, held out", t, kept=n == name) for n, t in trial.tensors.items()
+    )
+    behind = float(anchor.double().mean() - trial.hits[name].double().mean())
+    lost = behind if clearly_more(anchor, trial.hits[name]) else None
+    return Chosen(name, every[name], steps, tuple(trial.remarks), lost)

@@ -1,0 +1,403 @@
+"""The parents of a fusion, opened and compared: checkpoints, one graph, weights, anchor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ..checkpoint.config import read_config
+from ..checkpoint.open import Checkpoint, open_checkpoint
+from ..checkpoint.untied import Split, Untied
+from ..errors import IncompatibleModels, UsageError, few
+from ..graph.analysis.agreement import agreed_sizes
+from ..graph.analysis.streams import has_heads
+from ..graph.axes import axis_units
+from ..graph.model import LayerGraph
+from ..graph.plain import plain_graph
+from ..graph.sizes import resize
+from ..graph.spec.adapters import refuse_adapter
+from ..graph.spec.stored_shapes import StoredShapes
+from ..matching.models import Model
+from ..matching.passes import medoid
+from ..report.records import AxisRecord, GraphRecord, Pinned, TensorRecord
+from ..requests.indexed_option import per_index
+from ..requests.recipe import Recipe
+from ..requests.requests import Key, Source
+from ..running.arch_value import Arch
+from ..running.architecture import Architecture, architecture, output_ties
+from ..runtime import Runtime
+from .architectures import arch_of_each, own_architectures
+from .naming import named_alike
+from .reconcile import reconcile
+from .tied_tensors import OneTensor, tie
+
+
+@dataclass(frozen=True)
+class Parents:
+    """Models in the order in which they were named, which one is the anchor, what is known.
+
+    Attributes:
+        models: What all checkpoints have (see `reconcile`): usually all of each.
+        anchor_index: Position of the anchor.
+        known: The architecture of all models, or of the anchor.
+        whole: The anchor with all its tensors and rows.
+        kept: Tensors of the anchor that are not averaged, since the models differ in them.
+        complete: Every model has all tensors and rows of the anchor.
+        warnings: What differs.
+        stored_like: The checkpoint that the output is written like, if not like the anchor.
+        store: A fused tensor of the anchor as the tensors of `stored_like`.
+        weights: In place of the plan's, where they follow from what the models are.
+        config: What the config.json of an output folder is to say in place of the anchor's.
+        copies: Names under which `stored_like` holds a tensor again.
+        own: Architectures of models that have a network of their own, by index.
+    """
+
+    models: tuple[Model, ...]
+    anchor_index: int
+    known: Architecture
+    whole: Model
+    kept: frozenset[str] = frozenset()
+    complete: bool = True
+    warnings: tuple[str, ...] = ()
+    stored_like: Checkpoint | None = None
+    store: Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]] | None = None
+    weights: tuple[float, ...] | None = None
+    config: Mapping[str, Any] | None = None
+    copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    own: Mapping[int, Architecture] = field(default_factory=dict)
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """Every name under which a tensor of the anchor is stored."""
+        return (name, *self.copies.get(name, ()))
+
+    def architecture(self, index: int) -> Architecture:
+        """That of one model: with the network that runs at its widths, where there is one."""
+        return self.own.get(index, self.known)
+
+    def stored(self, name: str, tensor: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """What is written for one fused tensor of the anchor."""
+        if self.store is None:
+            return {name: tensor, **{n: tensor.clone() for n in self.copies.get(name, ())}}
+        return self.store(name, tensor)
+
+    @property
+    def anchor(self) -> Model:
+        """The model the others are aligned to."""
+        return self.models[self.anchor_index]
+
+    @property
+    def sources(self) -> tuple[Model, ...]:
+        """The models that are aligned."""
+        return tuple(m for m in self.models if m.index != self.anchor_index)
+
+
+@contextmanager
+def open_checkpoints(sources: Sequence[Source], key: Key | None) -> Iterator[list[Checkpoint]]:
+    """Open every checkpoint (headers only, where the format has one); close them at the end.
+
+    Raises:
+        UsageError: A key that leads nowhere; a bare one must lead somewhere in one of the files.
+    """
+    keys = per_index(key, len(sources), "--key")
+    number = len(sources) > 1
+    checkpoints = []
+    with ExitStack() as stack:
+        for at, source in enumerate(sources):
+            name, bare = keys[at], at not in keys.single
+            label = None if _is_path(source) else "state dict" + f" {at}" * number
+            opened = open_checkpoint(source, key=name, bare=bare, label=label)
+            checkpoints.append(stack.enter_context(opened))
+        meant = [c for at, c in enumerate(checkpoints) if at not in keys.single]
+        if keys.rest is not None and not any(c.keyed for c in meant):
+            raise UsageError(
+                "no such entry in any checkpoint",
+                where=f"--key {keys.rest}",
+                why=f"{few([c.label for c in meant])}: each holds one model, under another name"
+                if meant
+                else "every checkpoint has a key of its own",
+                fix="leave it away, or name an entry that is there",
+            )
+        yield checkpoints
+
+
+def _is_path(source: Source) -> bool:
+    return not hasattr(source, "keys")
+
+
+def find_architecture(
+    checkpoint: Checkpoint,
+    arch: Arch,
+    *,
+    free_outputs: bool = False,
+    untied: bool = False,
+    plain: bool = False,
+) -> Architecture:
+    """A checkpoint's graph; where units stay (`plain`) and nothing tells it, one without units.
+
+    Raises:
+        IncompatibleModels: Nothing tells it, and units are to be matched.
+    """
+    try:
+        return architecture(
+            arch,
+            shapes_of(checkpoint),
+            aliases=checkpoint.aliases,
+            config=read_config(checkpoint.path),
+            label=checkpoint.label,
+            free_outputs=free_outputs,
+            untied=untied,
+        )
+    except IncompatibleModels:
+        if not (plain and arch == "auto"):
+            raise
+        refuse_adapter(shapes_of(checkpoint), checkpoint.label)  # factors have no average
+        return Architecture(plain_graph(shapes_of(checkpoint), checkpoint.aliases))
+
+
+def find_architectures(
+    checkpoints: Sequence[Checkpoint],
+    anchor_index: int,
+    arch: Any,
+    *,
+    free_outputs: bool = False,
+    untied: bool = False,
+    plain: bool = False,
+) -> tuple[Architecture, dict[int, Architecture]]:
+    """The anchor's architecture, and those of the models that have a network of their own.
+
+    Raises:
+        UsageError: See `arch_of_each`.
+        IncompatibleModels: Nothing tells them.
+    """
+    arches = arch_of_each(arch, len(checkpoints))
+
+    def find(at: int) -> Architecture:
+        found = find_architecture(
+            checkpoints[at], arches[at], free_outputs=free_outputs, untied=untied, plain=plain
+        )
+        if found.network is None:
+            return found
+        from ..running.runnable import at_widths
+
+        return at_widths(found, shapes_of(checkpoints[at]), checkpoints[at].label)
+
+    known = find(anchor_index)
+    return known, own_architectures(known, checkpoints, anchor_index, arches, find)
+
+
+def assemble(
+    checkpoints: Sequence[Checkpoint],
+    anchor_index: int,
+    arch: Any,
+    device: str,
+    *,
+    free_outputs: bool = False,
+    strict: bool = True,
+    vocab: str = "refuse",
+    untie: bool = False,
+    plain: bool = False,
+) -> Parents:
+    """Find the anchor's layer graph and fit it to the others; on request, untied.
+
+    `plain`: units will stay in their places, so that an unknown architecture is no obstacle.
+
+    Raises:
+        IncompatibleModels: No graph, or models that differ in more than widths and in more than
+            `strict` and `vocab` allow.
+        UsageError: An output layer that can't be untied.
+    """
+    checkpoints = named_alike(checkpoints, anchor_index)
+    splits: tuple[Split, ...] = ()
+    stored = checkpoints[anchor_index]
+    named = arch_of_each(arch, len(checkpoints))[anchor_index]
+    one = OneTensor(tuple(checkpoints)) if untie else tie(checkpoints, anchor_index, named)
+    checkpoints = one.checkpoints
+    if untie:
+        anchor = checkpoints[anchor_index]
+        config, shapes = read_config(anchor.path), shapes_of(anchor)
+        splits = output_ties(
+            named, shapes, aliases=anchor.aliases, config=config, label=anchor.label
+        )
+        if splits:
+            checkpoints = tuple(Untied(c, splits) for c in checkpoints)
+    known, own = find_architectures(
+        checkpoints,
+        anchor_index,
+        arch,
+        free_outputs=free_outputs,
+        untied=bool(splits),
+        plain=plain,
+    )
+    parents = fit(known, checkpoints, anchor_index, device, strict=strict, vocab=vocab, own=own)
+    parents = replace(parents, warnings=(*one.warnings, *parents.warnings))
+    if one.copies:
+        parents = replace(parents, stored_like=stored, copies=one.copies)
+    return _told(parents, splits) if untie else parents
+
+
+def _told(parents: Parents, splits: Sequence[Split]) -> Parents:
+    """What `--untie` means for whoever loads the output."""
+    if not splits:
+        return replace(parents, warnings=(*parents.warnings, "--untie: nothing is tied"))
+    names = [kept[0] for split in splits for kept in split[1:]]
+    own = "a tensor of its own" if len(names) == 1 else "tensors of their own"
+    warning = f"--untie: {few(names)} got {own}: build the network with tie_word_embeddings=False"
+    config = {**(parents.config or {}), "tie_word_embeddings": False}
+    return replace(parents, warnings=(*parents.warnings, warning), config=config)
+
+
+def fit(
+    known: Architecture,
+    checkpoints: Sequence[Checkpoint],
+    anchor_index: int,
+    device: str,
+    *,
+    strict: bool = True,
+    vocab: str = "refuse",
+    own: Mapping[int, Architecture] | None = None,
+) -> Parents:
+    """The anchor's graph, fitted to the others; `own`: networks of theirs, by index.
+
+    Raises:
+        IncompatibleModels: Models that differ in more than widths and in more than `strict` and
+            `vocab` allow.
+    """
+    own = own or {}
+    anchor = checkpoints[anchor_index]
+    common = reconcile(checkpoints, anchor_index, known.graph, strict=strict, vocab=vocab)
+    models, guesses = [], list[str]()
+    for index, checkpoint in enumerate(common.checkpoints):
+        graph, shapes = common.graph, shapes_of(checkpoint)
+        if index != anchor_index:
+            sizes = None
+            if index in own:
+                sizes = agreed_sizes(
+                    own[index].graph,
+                    known.graph,
+                    names=graph.tensors,
+                    label=checkpoint.label,
+                    anchor_label=anchor.label,
+                )
+            elif shapes != shapes_of(common.checkpoints[anchor_index]) and has_heads(graph):
+                # Widths alone don't tell how many heads there are; the network's code may.
+                from ..running.runnable import sizes_at
+
+                sizes = sizes_at(known, shapes)
+                if sizes is None and known.network is not None:
+                    guesses.append(_guessed(checkpoint.label, index))
+            graph = resize(graph, shapes, label=checkpoint.label, anchor=anchor.label, known=sizes)
+        models.append(Model(index, checkpoint, graph, device))
+    return Parents(
+        tuple(models),
+        anchor_index,
+        known,
+        Model(anchor_index, anchor, known.graph, device),
+        common.kept,
+        common.complete,
+        (*(c.remark for c in checkpoints if c.remark), *common.warnings, *guesses),
+        own=own,
+    )
+
+
+def _guessed(label: str, index: int) -> str:
+    """What is said where the network's code can't tell how wide the heads of a parent are."""
+    return (
+        f"{label}: the network does not run at these widths, so that how many heads they make is a "
+        f"guess; give it a network of its own: --arch {index}=file.py:factory"
+    )
+
+
+def find_medoid(parents: Parents, recipe: Recipe, runtime: Runtime) -> int:
+    """The model that all others are cheapest to align to.
+
+    Raises:
+        IncompatibleModels: Different widths: costs of different layers don't compare.
+    """
+    first = parents.models[0]
+    for model in parents.models[1:]:
+        for space in model.graph.free():
+            size = first.graph.spaces[space.id].size
+            if space.size != size:
+                raise IncompatibleModels(
+                    "models of different widths have no medoid",
+                    where=f"{model.checkpoint.label}: space {space.id} has {space.size} units, "
+                    f"{size} in {first.checkpoint.label}",
+                    why="the output has the widths of the anchor, which only you can choose",
+                    fix="use --anchor first, last, or a number",
+                )
+    return medoid(parents.models, recipe, runtime)
+
+
+def shapes_of(checkpoint: Checkpoint) -> StoredShapes:
+    """Shape of every tensor, in the order of the file."""
+    infos = checkpoint.infos
+    return StoredShapes(
+        {name: info.shape for name, info in infos.items()},
+        {name: str(info.dtype).removeprefix("torch.") for name, info in infos.items()},
+    )
+
+
+# In place of a position until the models are open.
+MEDOID = -1
+
+
+def anchor_index(anchor: str, count: int) -> int:
+    """`last`, `first` or a position from 0; `MEDOID` for `medoid`, which takes a look inside.
+
+    Raises:
+        UsageError: Anything else.
+    """
+    named = {"first": 0, "last": count - 1}
+    if anchor == "medoid":
+        return MEDOID
+    index = named.get(anchor, int(anchor) if anchor.isdecimal() else -1)
+    if not 0 <= index < count:
+        raise UsageError(
+            "no such anchor",
+            where=f"--anchor {anchor}",
+            why=f"there are {count} checkpoints",
+            fix=f"use first, last, medoid, or a number from 0 to {count - 1}",
+        )
+    return index
+
+
+def graph_record(graph: LayerGraph) -> GraphRecord:
+    """The graph as the report holds it: free spaces with sizes, pinned axes with reasons."""
+    pinned = {
+        (f"{tensor.name}:{dim}", graph.spaces[unit].pinned or ""): None
+        for tensor in graph.tensors.values()
+        for dim, axis in enumerate(tensor.axes)
+        for unit in axis_units(axis.expr)
+        if graph.spaces[unit].pinned is not None
+    }
+    return GraphRecord(
+        graph.source,
+        {s.id: s.size for s in graph.free()},
+        tuple(Pinned(axis, reason) for axis, reason in pinned),
+    )
+
+
+def tensor_records(checkpoint: Checkpoint, graph: LayerGraph | None) -> tuple[TensorRecord, ...]:
+    """Every tensor of a checkpoint, with the meaning of its axes where a graph tells it."""
+    return tuple(
+        TensorRecord(
+            name,
+            info.shape,
+            str(info.dtype).removeprefix("torch."),
+            None
+            if graph is None
+            else tuple(
+                AxisRecord(
+                    str(axis.expr),
+                    tuple(dict.fromkeys(axis_units(axis.expr))),
+                    tuple(sorted(axis.roles)),
+                )
+                for axis in graph.tensors[name].axes
+            ),
+        )
+        for name, info in checkpoint.infos.items()
+    )

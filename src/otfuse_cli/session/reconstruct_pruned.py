@@ -1,0 +1,128 @@
+"""`prune --criterion reconstruct`: units chosen on inputs, layers fitted to what they were."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..errors import IncompatibleModels
+from ..fusion.joint import joined_value
+from ..fusion.selection import Selection
+from ..matching.models import Model
+from ..pruning.compact import Kept
+from ..pruning.masks import Masked, compacted
+from ..pruning.reduce_widths import reduce
+from ..report.records import RefitRecord, StepRecord
+from ..requests.requests import PruneRequest
+from ..running.architecture import Architecture
+from ..runtime import Runtime, Stopwatch
+from .candidates import clearly_more
+from .open_inputs import open_bench
+from .parents import Parents
+
+
+@dataclass(frozen=True)
+class Reconstructed:
+    """The pruned network.
+
+    Attributes:
+        tensors: All of them, float32 by name.
+        steps: How often it says what the whole network says, before and after the fits.
+        refits: Layers that were fitted.
+        remarks: What was left alone.
+        driven: The inputs were driven toward classes.
+    """
+
+    tensors: Mapping[str, Tensor]
+    steps: tuple[StepRecord, ...]
+    refits: tuple[RefitRecord, ...]
+    remarks: tuple[str, ...]
+    driven: bool
+
+
+def reconstruct(
+    request: PruneRequest,
+    known: Architecture,
+    model: Model,
+    sizes: Kept,
+    runtime: Runtime,
+    watch: Stopwatch,
+) -> Reconstructed:
+    """Reduce a network to smaller widths and fit it to what it computed.
+
+    Args:
+        request: With inputs.
+        known: Its architecture, with a network to run.
+        model: The network.
+        sizes: By pruned space, as many units as are to stay; which ones is decided here.
+        runtime: Device, seed, progress.
+        watch: Takes the time of `inputs` and `refit`.
+
+    Raises:
+        OtfuseError: Inputs that can't be read or don't fit, no network to run, units that can't be
+            chosen among, a singular fit.
+    """
+    options = request.inputs()
+    with watch("inputs"):
+        # Any units will do to see how the network runs at these widths.
+        cut = compacted(Masked(model.checkpoint, {}, model.checkpoint), model, sizes)
+        small = Model(1, cut.checkpoint, cut.graph, runtime.device)
+        parents = Parents((model, small), 1, known, small)
+        try:
+            bench = open_bench(
+                parents,
+                options,
+                options.recipe(),
+                Selection((1.0, 0.0)),
+                runtime,
+                instead="use another --criterion",
+            )
+        except IncompatibleModels as error:
+            raise _not_at_these_widths(error) from error
+    assert bench is not None
+    with watch("refit"):
+        reduced = reduce(
+            model,
+            small,
+            bench.run_parent(model, 1.0),
+            bench.samples,
+            ridge=options.ridge,
+            seed=request.seed,
+            device=runtime.device,
+        )
+        steps = [bench.step("chosen", reduced.tensors)]
+        fitted = dict(reduced.tensors)
+        refits, remarks = bench.refit(
+            [reduced.whole],
+            fitted,
+            options.ridge,
+            aim=joined_value,
+            stress=reduced.stress,
+        )
+        worse = clearly_more(bench.hits(reduced.tensors), bench.hits(fitted))
+        steps.append(bench.step("reconstruct", fitted, kept=not worse))
+        if worse:
+            fitted, refits = reduced.tensors, ()
+            remarks = (
+                *remarks,
+                "fitting lowers agreement: the units that stay were kept as chosen",
+            )
+    return Reconstructed(
+        fitted,
+        tuple(steps),
+        refits,
+        (*bench.warnings, *reduced.remarks, *remarks),
+        bench.driven,
+    )
+
+
+def _not_at_these_widths(error: IncompatibleModels) -> IncompatibleModels:
+    return IncompatibleModels(
+        f"the network can't be run at its new widths: {error.what}",
+        where=error.where,
+        why=error.why,
+        fix="leave whole (--layer NAME=0, or --only) what its code fixes, or use another "
+        "--criterion",
+    )
