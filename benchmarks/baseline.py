@@ -239,7 +239,7 @@ MODELS: dict[str, Callable[[], tuple[list[Layer], dict[str, tuple[int, ...]]]]] 
 
 def merge(one: str, other: str, out: str, clock: Clock) -> dict[str, float]:
     """The command, with the parts of solving and applying timed inside it."""
-    from otfuse_cli.commands.merge import merge as run
+    from otfuse_cli.commands.merge import run_merge as run
     from otfuse_cli.fusion import average
     from otfuse_cli.fusion import row_blocks as rows
     from otfuse_cli.matching import match_space

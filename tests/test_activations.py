@@ -11,7 +11,7 @@ import otfuse_cli
 from nets import Mlp, ResNet, Vgg, randomise, state
 from otfuse_cli.matching.activations import Observed, observe
 from otfuse_cli.matching.features import Producer
-from otfuse_cli.matching.match_space import Rows, solve_rows
+from otfuse_cli.matching.match_space import ProducerRows, solve_rows
 from otfuse_cli.requests.recipe import Recipe
 from otfuse_cli.running.architecture import architecture
 from otfuse_cli.running.runnable import runnable
@@ -197,7 +197,9 @@ def test_other_widths():
 
 
 def rows(source, anchor):
-    return Rows((Producer("layer", "layer.weight", 0),), (source,), (anchor,), observed=True)
+    return ProducerRows(
+        (Producer("layer", "layer.weight", 0),), (source,), (anchor,), observed=True
+    )
 
 
 features = st.tuples(st.integers(2, 9), st.integers(2, 9), st.integers(5, 40), st.integers(0, 999))

@@ -394,7 +394,7 @@ def test_no_report_from_outside_is_a_bug_of_ours(monkeypatch):
         monkeypatch.setattr(sys, "stderr", io.StringIO())
         try:
             report = files.gate(files.parse(text, where="pipe"), 1e9)
-            render.show(render.Outcome("inspect", report=report), render.View(verbose=True))
+            render.show(render.Outcome("inspect", report=report), render.Display(verbose=True))
         except errors.OtfuseError:
             refused += 1
         except Exception as error:

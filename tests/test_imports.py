@@ -143,11 +143,9 @@ def test_only_the_top_knows_the_terminal():
 
 def test_graph_and_command_line_hold_no_numbers():
     """Neither torch nor numpy in the rooms that `--help` and the layer graph live in."""
-    # python_values looks at what Python callers give, if that is an array.
-    heavy = importers("torch", "numpy", "scipy", "safetensors") - {f"{NAME}.requests.python_values"}
-    assert {room(module) for module in heavy} & (
-        LEVELS[0] | {"requests", "report", "errors", "output_names"}
-    ) == set()
+    heavy = importers("torch", "numpy", "scipy", "safetensors")
+    light = LEVELS[0] | {"report", "errors", "output_names"}
+    assert {room(module) for module in heavy} & light == set()
 
 
 def prints(module):

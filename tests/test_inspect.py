@@ -16,7 +16,7 @@ import otfuse_cli
 from conftest import make_report
 from otfuse_cli.errors import IncompatibleModels, UsageError
 from otfuse_cli.graph.sizes import solve_widths
-from otfuse_cli.matching.estimate import estimate
+from otfuse_cli.matching.estimate import estimate_merge
 from otfuse_cli.report.files import report_from_dict
 from otfuse_cli.report.records import Pair
 from otfuse_cli.requests.recipe import Recipe
@@ -441,7 +441,7 @@ def test_estimate_needs_no_weights():
         parents = assemble(checkpoints, 1, "auto", "cpu")
         for checkpoint in checkpoints:
             checkpoint.read = None
-        assert estimate(parents.sources, parents.anchor, Recipe()).flop > 0
+        assert estimate_merge(parents.sources, parents.anchor, Recipe()).flop > 0
 
 
 def test_allowed_differences_are_listed_and_compared_all_the_same():

@@ -13,7 +13,7 @@ from nets import from_factory as build
 from otfuse_cli.errors import IncompatibleModels, UsageError
 from otfuse_cli.fusion.choose_by_readers import choose_written, written
 from otfuse_cli.fusion.lockstep import Parent
-from otfuse_cli.fusion.pivoted_cholesky import choose, reconstruct
+from otfuse_cli.fusion.pivoted_cholesky import choose_pivots, combinations
 from otfuse_cli.graph.trace.from_module import export, trace
 from otfuse_cli.graph.trace.program import labelled_program
 from otfuse_cli.session.candidates import clearly_more
@@ -87,10 +87,10 @@ def test_chosen_units_are_themselves_and_residuals_nearly_orthogonal(units, most
     most = min(most, units)
     rows = torch.randn(units, 40, generator=torch.Generator().manual_seed(seed)).double()
     gram = rows @ rows.T
-    chosen = choose(gram, torch.ones(units, dtype=torch.float64), most)
+    chosen = choose_pivots(gram, torch.ones(units, dtype=torch.float64), most)
     assert len(set(chosen.tolist())) == most
     assert chosen.tolist() == sorted(chosen.tolist())
-    read = reconstruct(gram, chosen)
+    read = combinations(gram, chosen)
     assert torch.equal(read[chosen], torch.eye(most, dtype=torch.float64))
     rest = rows - read @ rows[chosen]
     # what a ridge of 0.01 leaves of the inner products
@@ -102,7 +102,7 @@ def test_a_duplicate_is_its_twin_and_few_inputs_are_not_overfitted():
     rows = torch.randn(12, 10, generator=generator).double()
     rows = torch.cat([rows, 2 * rows[:3], 1e-9 * rows[:1]])
     chosen = torch.arange(12)
-    read = reconstruct(rows @ rows.T, chosen)
+    read = combinations(rows @ rows.T, chosen)
     twins = torch.eye(12, dtype=torch.float64)[[0, 1, 2, 0]] * torch.tensor([[2.0]] * 3 + [[1e-9]])
     torch.testing.assert_close(read[12:], twins, rtol=0, atol=1e-9)
 
@@ -114,7 +114,7 @@ def test_a_duplicate_is_its_twin_and_few_inputs_are_not_overfitted():
         for count in (20, 2000)
     )
     chosen = torch.arange(30)
-    read = reconstruct(seen @ seen.T, chosen)
+    read = combinations(seen @ seen.T, chosen)
     exact = torch.linalg.lstsq(seen[:30].T, seen.T, driver="gelsd").solution.T
     missed, exactly = ((m @ other[:30] - other)[30:].norm() for m in (read, exact))
     assert missed < 0.8 * exactly
@@ -123,14 +123,14 @@ def test_a_duplicate_is_its_twin_and_few_inputs_are_not_overfitted():
 def test_a_duplicate_is_never_chosen_before_something_new():
     rows = torch.randn(5, 30, generator=torch.Generator().manual_seed(0)).double()
     rows = torch.cat([rows, rows])
-    chosen = choose(rows @ rows.T, torch.ones(10, dtype=torch.float64), 5)
+    chosen = choose_pivots(rows @ rows.T, torch.ones(10, dtype=torch.float64), 5)
     assert {c % 5 for c in chosen.tolist()} == set(range(5))
 
 
 def test_a_parent_of_little_weight_gives_few_units():
     rows = torch.randn(20, 60, generator=torch.Generator().manual_seed(0)).double()
     share = torch.cat([torch.full((10,), 0.95), torch.full((10,), 0.05)]).double()
-    chosen = choose(rows @ rows.T, share, 10)
+    chosen = choose_pivots(rows @ rows.T, share, 10)
     assert sum(c < 10 for c in chosen.tolist()) >= 9
 
 

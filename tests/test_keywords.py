@@ -18,7 +18,7 @@ from torch import nn
 
 import otfuse_cli
 from otfuse_cli import OtfuseError
-from otfuse_cli.cli.options import build
+from otfuse_cli.cli.options import build_request
 from otfuse_cli.requests import requests
 from otfuse_cli.requests.keywords import request
 from otfuse_cli.requests.recipe import Recipe
@@ -155,7 +155,7 @@ def named(value):
 @pytest.mark.parametrize(("verb", "name", "given"), GIVEN, ids=named)
 def test_a_value_means_what_its_text_means(verb, name, given):
     needed = NEEDED[verb]
-    said = build(KINDS[verb], {**needed, name: CASES[name][0]})
+    said = build_request(KINDS[verb], {**needed, name: CASES[name][0]})
     found = request(KINDS[verb], **{**needed, "arch": "mlp", name: given})
     assert getattr(found, name) == getattr(said, name)
     assert type(getattr(found, name)) is type(getattr(said, name))

@@ -13,7 +13,7 @@ import otfuse_cli
 from otfuse_cli.checkpoint.digest import Trail
 from otfuse_cli.checkpoint.disk import Disk
 from otfuse_cli.checkpoint.open import open_checkpoint
-from otfuse_cli.commands.merge import merge
+from otfuse_cli.commands.merge import run_merge
 from otfuse_cli.errors import UsageError
 from otfuse_cli.fusion import row_blocks
 from otfuse_cli.graph.axes import Fixed, Prod, Unit
@@ -92,7 +92,7 @@ def test_the_output_is_hashed_as_it_is_written(tmp_path, monkeypatch):
         "_fill",
         lambda self, part, start: (read.append((self.path.name, start)), fill(self, part, start)),
     )
-    (record,) = merge(request).output
+    (record,) = run_merge(request).output
     written = request.output.read_bytes()
     assert record.sha256 == hashlib.sha256(written).hexdigest()
     again = [start for name, start in read if name == "out.safetensors"]

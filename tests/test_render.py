@@ -11,7 +11,7 @@ import pytest
 
 from conftest import LONG_NAME, make_report
 from otfuse_cli.cli import render
-from otfuse_cli.cli.render import Outcome, View
+from otfuse_cli.cli.render import Display, Outcome
 from otfuse_cli.errors import UsageError
 from otfuse_cli.report.records import RefitRecord, StepRecord
 
@@ -38,7 +38,7 @@ def terminal(monkeypatch):
 
 
 def shown(capsys, view=None, **changes):
-    render.show(Outcome("merge", report=make_report(**changes)), view or View())
+    render.show(Outcome("merge", report=make_report(**changes)), view or Display())
     return capsys.readouterr()
 
 
@@ -54,7 +54,7 @@ def test_results_on_stdout_warnings_on_stderr(capsys):
 
 def test_pipe_cuts_and_wraps_nothing(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "20")
-    text = shown(capsys, View(verbose=True)).out
+    text = shown(capsys, Display(verbose=True)).out
     assert LONG_NAME in text
     assert all(line == line.rstrip() for line in text.splitlines())
     assert "\x1b" not in text
@@ -80,7 +80,8 @@ def test_steps_say_what_they_gave(capsys):
     assert ["calibrate", "bn", "(not", "kept)", "0.97", "95.50"] in lines
     assert "missed before" not in text
     lines = [
-        line.split() for line in shown(capsys, View(verbose=True), refits=fitted).out.splitlines()
+        line.split()
+        for line in shown(capsys, Display(verbose=True), refits=fitted).out.splitlines()
     ]
     assert [LONG_NAME, "0.25", "0.03125"] in lines
     unlabelled = shown(capsys, steps=tuple(replace(s, accuracy=None) for s in STEPS)).out
@@ -102,14 +103,14 @@ def test_ascii_streams_get_ascii_bars(monkeypatch):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", stream)
     report = make_report(output=(), graph=None, warnings=())
-    render.show(Outcome("merge", report=report), View())
+    render.show(Outcome("merge", report=report), Display())
     stream.seek(0)
     assert "########................" in stream.read()
 
 
 def test_layers_only_where_asked(capsys):
     assert "on diagonal" not in shown(capsys).out
-    for view in (View(costs=True), View(verbose=True)):
+    for view in (Display(costs=True), Display(verbose=True)):
         text = shown(capsys, view).out
         assert "on diagonal" in text
         assert "40 %" in text
@@ -117,7 +118,7 @@ def test_layers_only_where_asked(capsys):
 
 def test_graph_names_what_stays_in_place(capsys):
     assert "1 axis kept in place (-v names them)" in shown(capsys).out
-    text = shown(capsys, View(graph=True)).out
+    text = shown(capsys, Display(graph=True)).out
     assert "layers.0.weight:1  input" in text
 
 
@@ -134,9 +135,9 @@ def test_sources_are_told_apart(capsys):
 
 
 def test_quiet_prints_errors_only(capsys):
-    text = shown(capsys, View(quiet=True))
+    text = shown(capsys, Display(quiet=True))
     assert (text.out, text.err) == ("", "")
-    render.show(Outcome("merge", error=UsageError("no")), View(quiet=True, verbose=True))
+    render.show(Outcome("merge", error=UsageError("no")), Display(quiet=True, verbose=True))
     assert capsys.readouterr().err == "error: no\n"
 
 
@@ -151,7 +152,7 @@ def test_names_from_files_cannot_steer_the_terminal(capsys):
 def test_unencodable_names_are_escaped(monkeypatch):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stderr", stream)
-    render.show(Outcome("merge", error=UsageError("no é\udcff")), View())
+    render.show(Outcome("merge", error=UsageError("no é\udcff")), Display())
     stream.seek(0)
     assert stream.read() == "error: no \\xe9\\udcff\n"
 
@@ -161,7 +162,7 @@ def test_narrow_terminals_lose_no_number_and_no_letter(terminal, monkeypatch, wi
     out, _ = terminal()
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("NO_COLOR", "1")
-    render.show(Outcome("merge", report=make_report(evaluation=None)), View())
+    render.show(Outcome("merge", report=make_report(evaluation=None)), Display())
     text = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
     table = text[text.index("Spaces") :].splitlines()[1:]
     assert max(map(len, table)) <= width
@@ -175,17 +176,17 @@ def test_narrow_terminals_lose_no_number_and_no_letter(terminal, monkeypatch, wi
 def test_colours_only_where_welcome(terminal, monkeypatch):
     outcome = Outcome("merge", error=UsageError("no"))
     _, err = terminal()
-    render.show(outcome, View())
+    render.show(outcome, Display())
     assert "\x1b[1;31m" in err.getvalue()
     _, err = terminal()
     monkeypatch.setenv("NO_COLOR", "1")
-    render.show(outcome, View())
+    render.show(outcome, Display())
     assert "31m" not in err.getvalue()
 
 
 def test_progress_on_a_terminal(terminal):
     out, err = terminal()
-    with render.progress(View()) as advance:
+    with render.progress(Display()) as advance:
         advance("matching", 1, 2)
     assert "matching" in err.getvalue()
     assert out.getvalue() == ""
@@ -193,7 +194,7 @@ def test_progress_on_a_terminal(terminal):
 
 @pytest.mark.parametrize(
     ("view", "is_terminal", "steps"),
-    [(View(quiet=True), True, 1), (View(), False, 1), (View(), True, 0)],
+    [(Display(quiet=True), True, 1), (Display(), False, 1), (Display(), True, 0)],
     ids=["quiet", "pipe", "nothing to report"],
 )
 def test_no_progress(terminal, monkeypatch, view, is_terminal, steps):
@@ -208,5 +209,5 @@ def test_no_progress(terminal, monkeypatch, view, is_terminal, steps):
 def test_closed_streams_are_no_error(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(sys, "stderr", None)
-    render.show(Outcome("merge", report=make_report(), error=UsageError("no")), View(debug=True))
-    render.show(Outcome("merge", report=make_report()), View(json=True))
+    render.show(Outcome("merge", report=make_report(), error=UsageError("no")), Display(debug=True))
+    render.show(Outcome("merge", report=make_report()), Display(json=True))

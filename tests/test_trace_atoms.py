@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from equivariance import form_index
 from otfuse_cli.graph.trace import atoms
-from otfuse_cli.graph.trace.atoms import Atom, Form, Plus, Times, leaves, size, unify
+from otfuse_cli.graph.trace.atoms import Atom, Form, Plus, Times, leaves, size_of, unify
 from otfuse_cli.graph.trace.deferred import Deferred
 
 
@@ -44,7 +44,7 @@ def _maps(*described: Form) -> dict[Atom, torch.Tensor]:
 def test_unified_forms_permute_alike(data: st.DataObject, n: int) -> None:
     a, b = data.draw(forms(n)), data.draw(forms(n))
     unify(a, b)
-    assert size(a) == size(b) == n
+    assert size_of(a) == size_of(b) == n
     maps = _maps(a, b)
     assert torch.equal(form_index(a, maps), form_index(b, maps))
 
@@ -73,7 +73,7 @@ def test_coprime_products_are_pinned() -> None:
     axis = Atom(6)
     unify(axis, Times((Atom(2), Atom(3))))
     unify(axis, Times((Atom(3), Atom(2))))
-    assert atoms.is_pinned(axis)
+    assert atoms.is_fixed(axis)
 
 
 def test_the_first_reason_stands_and_spreads() -> None:
@@ -85,8 +85,8 @@ def test_the_first_reason_stands_and_spreads() -> None:
 
 def test_kinds_of_map_are_what_both_allow() -> None:
     a, b = Atom(3), Atom(3)
-    atoms.restrict(a, frozenset({"perm", "scale"}))
-    atoms.restrict(b, frozenset({"perm", "orth"}))
+    atoms.allow_only(a, frozenset({"perm", "scale"}))
+    atoms.allow_only(b, frozenset({"perm", "orth"}))
     unify(a, b)
     assert next(leaves(a)).exact == {"perm"}
 
@@ -99,7 +99,7 @@ def test_sizes_must_agree() -> None:
 def test_an_axis_inside_itself_is_pinned_unless_the_rest_is_single() -> None:
     axis = Atom(4)
     unify(axis, Times((Atom(1), axis)))
-    assert not atoms.is_pinned(axis)
+    assert not atoms.is_fixed(axis)
 
 
 def test_a_split_by_selection_ties_nothing() -> None:

@@ -135,7 +135,7 @@ def inspect(*checkpoints: Source, **options: Any) -> Report:
     Raises:
         OtfuseError: With the exit code that the command would have.
     """
-    from .commands.inspect import inspect as verb
+    from .commands.inspect import run_inspect as verb
     from .requests import keywords
     from .requests.requests import InspectRequest
 
@@ -156,7 +156,7 @@ def check(checkpoint: Source, arch: Any, **options: Any) -> Report:
         GateFailed: The graph is wrong; carries the report.
         OtfuseError: With the exit code that the command would have.
     """
-    from .commands.check import check as verb
+    from .commands.check import run_check as verb
     from .requests import keywords
     from .requests.requests import CheckRequest
 
@@ -174,7 +174,7 @@ def evaluate(*checkpoints: Source, samples: Any, **options: Any) -> Report:
     Raises:
         OtfuseError: With the exit code that the command would have.
     """
-    from .commands.evaluate import evaluate as verb
+    from .commands.evaluate import run_evaluate as verb
     from .requests import keywords
     from .requests.requests import EvaluateRequest
 
@@ -195,7 +195,7 @@ def curve(source: Source, anchor: Source, *, samples: Any, **options: Any) -> Re
     Raises:
         OtfuseError: With the exit code that the command would have.
     """
-    from .commands.curve import curve as verb
+    from .commands.curve import run_curve as verb
     from .requests import keywords
     from .requests.requests import CurveRequest
 

@@ -80,6 +80,6 @@ class Announced:
             raise ValueError(f"{len(self._missing)} tensors were not put, first {first}")
 
 
-def plain(tensor: torch.Tensor) -> torch.Tensor:
+def plain_values(tensor: torch.Tensor) -> torch.Tensor:
     """The values on the CPU, without lazy conjugation or negation."""
     return tensor.detach().resolve_conj().resolve_neg().to("cpu")

@@ -59,7 +59,7 @@ def inner(table: Mapping[Any, Any], kinds: Kinds) -> str | None:
     return chosen
 
 
-def with_tensors(table: Mapping[Any, Any], kinds: Kinds) -> list[str]:
+def holding_tensors(table: Mapping[Any, Any], kinds: Kinds) -> list[str]:
     """Entries that are mappings with tensors inside, but for those of a module's own state dict."""
     return [
         name
@@ -87,7 +87,7 @@ def tensors_in(value: Any, kinds: Kinds) -> Iterator[tuple[str, Any]]:
 
 
 def _chosen(table: Mapping[Any, Any], kinds: Kinds) -> str | None:
-    entries = with_tensors(table, kinds)
+    entries = holding_tensors(table, kinds)
     usual = [name for name in entries if name in WRAPPERS]
     if len(usual) > 1:
         raise AmbiguousError(usual)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .choices import Kinds
-from .disk import Block, Disk
+from .disk import Disk, Extent
 from .formats.rebuild import TensorRef, Unsupported
 from .formats.recognise import FileFormat, recognise
 from .formats.safetensors_file import read_header
@@ -18,7 +18,7 @@ from .formats.symbols import Foreign
 from .formats.torch_file import TorchFile, read_legacy, read_zip
 from .names import shown
 
-Entry = Block | Mosaic | torch.Tensor
+Entry = Extent | Mosaic | torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Contents:
 
 def is_leaf(value: Any) -> bool:
     """Whether a value describes a tensor."""
-    return isinstance(value, TensorRef | Unsupported | Block | Mosaic | torch.Tensor)
+    return isinstance(value, TensorRef | Unsupported | Extent | Mosaic | torch.Tensor)
 
 
 def module_class(value: Any) -> str | None:

@@ -27,7 +27,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: tor
 
 
 @dataclass(frozen=True)
-class Block:
+class Extent:
     """Where a tensor lies in a file: byte position of its first element, shape, strides.
 
     Two names with equal blocks share their storage, that is, they are tied.
@@ -40,16 +40,16 @@ class Block:
     conjugate: bool = False
     negative: bool = False
 
-    def shifted(self, base: int) -> Block:
+    def shifted(self, base: int) -> Extent:
         """The same tensor `base` bytes further on."""
         return replace(self, start=self.start + base)
 
     @property
     def numel(self) -> int:
         """Number of elements."""
-        return count(self.shape)
+        return element_count(self.shape)
 
-    def rows(self, first: int, last: int) -> Block | None:
+    def rows(self, first: int, last: int) -> Extent | None:
         """The part with indices from `first` to before `last` on axis 0; None for 0-d."""
         if not self.shape:
             return None
@@ -141,7 +141,7 @@ class Disk:
         self.read_into(memoryview(data), start)
         return bytes(data)
 
-    def read_block(self, block: Block) -> torch.Tensor:
+    def read_block(self, block: Extent) -> torch.Tensor:
         """The tensor of a block: on the CPU, contiguous, in memory of its own."""
         if block.numel == 0:
             return torch.empty(block.shape, dtype=block.dtype)
@@ -179,7 +179,7 @@ class Disk:
         """Close the file; closing twice is fine."""
         self.file.close()
 
-    def _refuse_bomb(self, block: Block) -> None:
+    def _refuse_bomb(self, block: Extent) -> None:
         size = block.numel * block.dtype.itemsize
         if size > _EXPANDED_LIMIT and size > 8 * self.size:
             raise UnreadableInput(
@@ -221,7 +221,7 @@ def bits_dtype(dtype: torch.dtype) -> torch.dtype:
     return _BITS[dtype.itemsize]
 
 
-def count(shape: tuple[int, ...]) -> int:
+def element_count(shape: tuple[int, ...]) -> int:
     """Number of elements of a shape."""
     total = 1
     for size in shape:
@@ -231,7 +231,7 @@ def count(shape: tuple[int, ...]) -> int:
 
 def plausible(shape: tuple[int, ...]) -> bool:
     """Whether torch can represent the shape at all: few axes, sizes that don't overflow."""
-    return len(shape) <= _MAX_AXES and count(tuple(max(n, 1) for n in shape)) < 1 << 63
+    return len(shape) <= _MAX_AXES and element_count(tuple(max(n, 1) for n in shape)) < 1 << 63
 
 
 def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:

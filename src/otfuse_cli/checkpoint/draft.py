@@ -37,7 +37,7 @@ class Draft:
                 self._temporary = beside(self._folder)
                 fd = os.open(self._temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR | _FLAGS, 0o666)
         except OSError as error:
-            raise refused(path, error) from error
+            raise refused_by_system(path, error) from error
         self.fd = fd
 
     def write_at(self, data: memoryview, position: int) -> None:
@@ -51,7 +51,7 @@ class Draft:
             while done < len(data):
                 done += _write_at(self.fd, data[done:], position + done)
         except OSError as error:
-            raise refused(self.path, error) from error
+            raise refused_by_system(self.path, error) from error
         self._trail.saw(data, position)
 
     def flush(self) -> None:
@@ -63,7 +63,7 @@ class Draft:
         try:
             os.fsync(self.fd)
         except OSError as error:
-            raise refused(self.path, error) from error
+            raise refused_by_system(self.path, error) from error
 
     def disk(self, label: str) -> Disk:
         """What was written, to be read; its digest costs nothing if `write_at` wrote in order.
@@ -75,7 +75,7 @@ class Draft:
             fd = os.dup(self.fd)
             whole = os.fstat(fd).st_size == self._trail.position
         except OSError as error:
-            raise refused(self.path, error) from error
+            raise refused_by_system(self.path, error) from error
         return Disk(self.path, label, fd=fd, sha256=self._trail.hexdigest() if whole else None)
 
     def stage(self, path: Path | None = None) -> Path:
@@ -95,7 +95,7 @@ class Draft:
                 os.rename(self._temporary, path)
                 self._temporary = path
         except OSError as error:
-            raise refused(self.path, error) from error
+            raise refused_by_system(self.path, error) from error
         return self._temporary
 
     def discard(self) -> None:
@@ -165,7 +165,7 @@ class FolderDraft:
         try:
             self._temporary.mkdir()
         except OSError as error:
-            raise refused(self.path, error) from error
+            raise refused_by_system(self.path, error) from error
         for name in sorted(self._drafts):
             self._drafts[name].stage(self._temporary / name)
         sync_folder(self._temporary)
@@ -184,7 +184,7 @@ def beside(folder: Path) -> Path:
     return folder / f".otfuse-{secrets.token_hex(8)}.tmp"
 
 
-def refused(path: Path, error: BaseException) -> OutputRefused:
+def refused_by_system(path: Path, error: BaseException) -> OutputRefused:
     """The refusal that a failed system call amounts to."""
     why = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return OutputRefused(

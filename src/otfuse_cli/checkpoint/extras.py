@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .contents import Contents, Entry, is_leaf, plain_leaf
-from .disk import Block
+from .disk import Extent
 from .formats.rebuild import Unsupported
 from .formats.symbols import Foreign, Symbol, dtype_of
 from .formats.unpickle import Bag, Table
@@ -130,7 +130,7 @@ class _Carrier:
             raise _NotPlainError(leaf.reason)
         entry: Entry = self._contents.locate("an entry beside the weights", leaf)
         # One tensor under two names stays one.
-        key = entry if isinstance(entry, Block) else id(value)
+        key = entry if isinstance(entry, Extent) else id(value)
         if key not in self._tensors:
             self._tensors[key] = self._contents.read(entry)
         return self._tensors[key]

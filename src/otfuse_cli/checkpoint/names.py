@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .disk import count
+from .disk import element_count
 
 _PREFIXES = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_forward_module.")
 # Modules that wrap another one anywhere in a network, under a name that nobody else uses.
@@ -31,7 +31,7 @@ class TensorInfo:
     @property
     def numel(self) -> int:
         """Number of elements."""
-        return count(self.shape)
+        return element_count(self.shape)
 
     @property
     def nbytes(self) -> int:

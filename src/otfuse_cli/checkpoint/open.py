@@ -13,7 +13,7 @@ import torch
 from ..errors import UnreadableInput
 from ..report.records import FileRecord
 from .contents import KINDS, Contents, Entry, disk_contents, plain_leaf
-from .disk import Block, Disk
+from .disk import Disk, Extent
 from .extras import Extras, extras_of
 from .formats.folder import folder_contents, is_folder
 from .formats.rebuild import Unsupported
@@ -84,7 +84,7 @@ class Checkpoint:
             KeyError: No such name in `infos`.
         """
         entry = self.entries[name]
-        if isinstance(entry, Block) and (part := entry.rows(first, last)) is not None:
+        if isinstance(entry, Extent) and (part := entry.rows(first, last)) is not None:
             return self.contents.read(part)
         if isinstance(entry, torch.Tensor):
             return self.contents.read(entry[first:last])
@@ -330,7 +330,7 @@ def _identity(name: str, entry: Entry) -> Any:
     """Equal for tied tensors only; an empty tensor shares nothing."""
     if isinstance(entry, Mosaic):
         return name
-    if isinstance(entry, Block):
+    if isinstance(entry, Extent):
         return entry if entry.numel else name
     if not entry.numel():
         return name

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from ..errors import OutputRefused, UsageError
-from .draft import Draft, FolderDraft, beside, refused, sync_folder
+from .draft import Draft, FolderDraft, beside, refused_by_system, sync_folder
 
 
 class Publication:
@@ -149,7 +149,7 @@ class _Move:
                 _keep(self.path, self._backup)
             os.replace(self._temporary, self.path)
         except OSError as error:
-            raise refused(self.path, error) from error
+            raise refused_by_system(self.path, error) from error
 
     def undo(self) -> str | None:
         """Leave the place as it was; where the system refuses even that, in words."""

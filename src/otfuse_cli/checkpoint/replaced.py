@@ -9,7 +9,7 @@ import torch
 from .open import Checkpoint
 
 
-class Held(Checkpoint):
+class Replaced(Checkpoint):
     """The checkpoint `whole` with other values.
 
     Hashes, reports and stores like it: `infos` tells how a tensor is stored, `read` gives it in the

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import UnreadableInput, UsageError
-from .choices import TOP, AmbiguousError, Kinds, inner, with_tensors
+from .choices import TOP, AmbiguousError, Kinds, holding_tensors, inner
 from .formats.symbols import Foreign
 from .names import shown
 
@@ -161,7 +161,7 @@ def _follow(root: Any, key: str, label: str, kinds: Kinds) -> tuple[list[str], A
         path.append(head)
         table, rest = table[head], rest[len(head) + 1 :]
     if rest or not path:
-        choices = with_tensors(root, kinds) if isinstance(root, Mapping) else []
+        choices = holding_tensors(root, kinds) if isinstance(root, Mapping) else []
         raise UsageError(
             "no such entry in the checkpoint",
             where=f"{label}, --key {key}",

@@ -13,7 +13,7 @@ import torch
 from ..errors import OutputRefused
 from ..output_names import DEFAULT_SHARD, parse_size, suffix_of
 from .contents import disk_contents
-from .draft import Draft, FolderDraft, refused
+from .draft import Draft, FolderDraft, refused_by_system
 from .extras import Extras
 from .formats.folder import drafted_contents
 from .formats.safetensors_writer import SafetensorsWriter, require_dtypes
@@ -143,7 +143,7 @@ def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> 
         if folder and problem is None and path.is_dir():
             refuse_foreign_files(path)
     except OSError as error:
-        raise refused(path, error) from error
+        raise refused_by_system(path, error) from error
     if problem:
         raise OutputRefused(
             "the output is refused", where=str(path), why=problem[0], fix=problem[1]

@@ -29,8 +29,8 @@ from ..runtime import Progress
 from . import render
 from .help import Command, Group
 from .options import signature
-from .render import Outcome, View
-from .run_verb import Request, Verb, finish, foreseen, run_verb
+from .render import Display, Outcome
+from .run_verb import Request, Verb, foreseen, run_verb, show_outcome
 
 if TYPE_CHECKING:
     from ..report.records import Report
@@ -54,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = command.main(arguments or ["--help"], prog_name="otfuse", standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last line of defence
         json, debug = "--json" in arguments, "--debug" in arguments
-        return finish(Outcome(_name(error), error=foreseen(error)), View(json=json, debug=debug))
+        return show_outcome(
+            Outcome(_name(error), error=foreseen(error)), Display(json=json, debug=debug)
+        )
     return int(status or 0) if arguments else ExitCode.USAGE
 
 
@@ -90,13 +92,13 @@ def _command(
     "otfuse merge a.safetensors b.safetensors -o fused.safetensors --weights 0.7,0.3",
     required=("output",),
 )
-def merge(request: MergeRequest, progress: Progress) -> Report:
+def merge_command(request: MergeRequest, progress: Progress) -> Report:
     """Fuse checkpoints into one.
 
     Units of every checkpoint are matched to those of the anchor by optimal transport, layer by
     layer, and only then averaged.
     """
-    from ..commands.merge import merge as verb
+    from ..commands.merge import run_merge as verb
 
     return verb(request, progress=progress)
 
@@ -111,7 +113,7 @@ def merge(request: MergeRequest, progress: Progress) -> Report:
     optional=("checkpoints",),
     omit=("repair",),
 )
-def inspect(request: InspectRequest, progress: Progress) -> Report:
+def inspect_command(request: InspectRequest, progress: Progress) -> Report:
     """Look before fusing: tensors, layer graph, compatibility, OT costs.
 
     Without a CKPT, or with -, shows the costs in a report or a --json envelope that comes from a
@@ -130,7 +132,7 @@ def inspect(request: InspectRequest, progress: Progress) -> Report:
 
         check_outputs(request)
         return finish(read_beside(only), request)
-    from ..commands.inspect import inspect as verb
+    from ..commands.inspect import run_inspect as verb
 
     return verb(request, progress=progress)
 
@@ -141,13 +143,13 @@ def inspect(request: InspectRequest, progress: Progress) -> Report:
     "otfuse prune-fuse dense.pt pruned.pt",
     "otfuse prune-fuse dense.pt pruned.pt -o better.pt --dense-weight 0.3",
 )
-def prune_fuse(request: PruneFuseRequest, progress: Progress) -> Report:
+def prune_fuse_command(request: PruneFuseRequest, progress: Progress) -> Report:
     """Fuse a dense checkpoint into its pruned version, which keeps its widths.
 
     Units that PRUNED still has are found and stay themselves; what was pruned is merged into them.
     Without -o, the result goes beside PRUNED: pruned.pt becomes pruned.fused.pt.
     """
-    from ..commands.prune_fuse import prune_fuse as verb
+    from ..commands.prune_fuse import run_prune_fuse as verb
 
     return verb(request, progress=progress)
 
@@ -160,14 +162,14 @@ def prune_fuse(request: PruneFuseRequest, progress: Progress) -> Report:
     "otfuse prune a.pt -o small.pt --amount 0.5 --criterion reconstruct --arch mlp --samples x.npz",
     required=("output",),
 )
-def prune(request: PruneRequest, progress: Progress) -> Report:
+def prune_command(request: PruneRequest, progress: Progress) -> Report:
     """Remove whole units from a checkpoint, with everything that carries them.
 
     What is written is smaller. Outputs and what can't be proven interchangeable stay; heads and
     channel groups go whole. otfuse prune-fuse recovers accuracy from the unpruned checkpoint; so
     does --criterion reconstruct, at once, where there are inputs.
     """
-    from ..commands.prune import prune as verb
+    from ..commands.prune import run_prune as verb
 
     return verb(request, progress=progress)
 
@@ -178,14 +180,14 @@ def prune(request: PruneRequest, progress: Progress) -> Report:
     "otfuse check a.pt --arch net.py:make_net",
     "otfuse check a.pt --arch net.py:make_net --spec net.yaml",
 )
-def check(request: CheckRequest, progress: Progress) -> Report:
+def check_command(request: CheckRequest, progress: Progress) -> Report:
     """Prove a layer graph on the network itself.
 
     All units are permuted at random: the outputs must stay. Each axis is left out once: the
     outputs must move. --arch names the network (and runs its code). Exits with 7 if the graph is
     wrong.
     """
-    from ..commands.check import check as verb
+    from ..commands.check import run_check as verb
 
     return verb(request, progress=progress)
 
@@ -196,13 +198,13 @@ def check(request: CheckRequest, progress: Progress) -> Report:
     "otfuse eval a.pt b.pt fused.pt --arch net.py:make_net --samples test.npz",
     "otfuse eval a.pt b.pt --arch mlp --samples test.npz --ensemble --average",
 )
-def evaluate(request: EvaluateRequest, progress: Progress) -> Report:
+def evaluate_command(request: EvaluateRequest, progress: Progress) -> Report:
     """Measure checkpoints on labelled samples: accuracy and cross-entropy.
 
     Token models without labels are measured on the next token, and have a perplexity. --arch names
     the network (and runs its code).
     """
-    from ..commands.evaluate import evaluate as verb
+    from ..commands.evaluate import run_evaluate as verb
 
     return verb(request, progress=progress)
 
@@ -222,13 +224,13 @@ def evaluate(request: EvaluateRequest, progress: Progress) -> Report:
         "max_memory",
     ),
 )
-def curve(request: CurveRequest, progress: Progress) -> Report:
+def curve_command(request: CurveRequest, progress: Progress) -> Report:
     """Measure what lies between two checkpoints, for weights from 0 to 1 of the second one.
 
     The plain average beside the fused one (aligned once), and the loss barrier of both: how far
     the loss rises above the line between the ends.
     """
-    from ..commands.curve import curve as verb
+    from ..commands.curve import run_curve as verb
 
     return verb(request, progress=progress)
 
@@ -246,12 +248,12 @@ def curve(request: CurveRequest, progress: Progress) -> Report:
         *("require_gain", "require_proof"),
     ),
 )
-def demo(request: DemoRequest, progress: Progress) -> Report:
+def demo_command(request: DemoRequest, progress: Progress) -> Report:
     """Fuse a bundled pair of digit classifiers, and measure parents, plain average and fused net.
 
     Writes nothing without -o.
     """
-    from ..commands.demo import demo as verb
+    from ..commands.demo import run_demo as verb
 
     return verb(request, progress=progress)
 

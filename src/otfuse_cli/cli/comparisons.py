@@ -21,7 +21,7 @@ _KINDS = {
 }
 
 
-def differences(report: Report, look: Look) -> Table:
+def difference_table(report: Report, look: Look) -> Table:
     """What each checkpoint has that the anchor has not; dtypes one by one only where asked."""
     table = new_table("difference")
     table.add_column("source", justify="right", no_wrap=True)
@@ -54,15 +54,15 @@ def pairs(report: Report) -> Table:
     return table
 
 
-def estimate(record: Estimate) -> list[tuple[str, str]]:
+def estimate_table(record: Estimate) -> list[tuple[str, str]]:
     """What a merge would take, as labels and values."""
-    text = f"{size(record.memory_bytes)} beside the program, {record.flop:.2g} operations"
+    text = f"{readable_size(record.memory_bytes)} beside the program, {record.flop:.2g} operations"
     if record.skipped:
         text += f" ({', '.join(map(clean, record.skipped))} left out: above --effort)"
     return [("merge", text)]
 
 
-def size(count: int) -> str:
+def readable_size(count: int) -> str:
     """Bytes in the largest unit that leaves at least 1."""
     value, units = float(count), ["B", "KiB", "MiB", "GiB"]
     while value >= 1024 and len(units) > 1:

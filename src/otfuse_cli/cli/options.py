@@ -65,14 +65,16 @@ def signature(
     )
 
 
-def split(request_type: type, values: Mapping[str, Any]) -> tuple[dict[str, Any], RunOptions]:
+def split_values(
+    request_type: type, values: Mapping[str, Any]
+) -> tuple[dict[str, Any], RunOptions]:
     """Typer's values as the request's keywords, raw, and the run options."""
     own = {field.name for field in fields(request_type)}
     rest = {name: value for name, value in values.items() if name not in own}
     return {name: value for name, value in values.items() if name in own}, RunOptions(**rest)
 
 
-def build(request_type: Callable[..., Any], keywords: Mapping[str, Any]) -> Any:
+def build_request(request_type: Callable[..., Any], keywords: Mapping[str, Any]) -> Any:
     """The frozen request; text that stands for numbers or choices is read here.
 
     Raises:

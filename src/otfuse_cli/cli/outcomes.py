@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .tables import Look, bar, clean, new_table, number, plain
+from .tables import Look, as_text, bar, clean, new_table, number
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -51,7 +51,7 @@ def pruned_spaces(report: Report) -> Table:
     table = new_table("space", "units", "kept", *(["survivors"] if found else []))
     for space in report.pruning.spaces:
         cells = [clean(space.id), str(space.units), str(space.kept)]
-        table.add_row(*cells, *([plain(space.survivors)] if found else []))
+        table.add_row(*cells, *([as_text(space.survivors)] if found else []))
     return table
 
 
@@ -68,7 +68,7 @@ def pruned_layers(report: Report) -> Table:
     return table
 
 
-def scores(title: str, values: Mapping[str, Any], look: Look) -> Table:
+def score_table(title: str, values: Mapping[str, Any], look: Look) -> Table:
     """What was measured: names, numbers and bars."""
     table = new_table("", clean(title))
     if look.bars:
@@ -76,7 +76,7 @@ def scores(title: str, values: Mapping[str, Any], look: Look) -> Table:
     numbers = {k: v for k, v in values.items() if isinstance(v, int | float)}
     top = max(numbers.values(), default=0)
     for name, value in values.items():
-        cells = [clean(str(name)), _measured(value) if name in numbers else plain(value)]
+        cells = [clean(str(name)), _measured(value) if name in numbers else as_text(value)]
         if look.bars:
             cells.append(bar(look, numbers.get(name), None, top))
         table.add_row(*cells)
@@ -90,7 +90,7 @@ def side_by_side(columns: Mapping[str, Mapping[str, Any]]) -> Table:
         cells = [values[name] for values in columns.values()]
         table.add_row(
             clean(str(name)),
-            *(_measured(c) if isinstance(c, int | float | None) else plain(c) for c in cells),
+            *(_measured(c) if isinstance(c, int | float | None) else as_text(c) for c in cells),
         )
     return table
 

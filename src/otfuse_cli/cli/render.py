@@ -36,7 +36,7 @@ _PLAIN_WIDTH = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class View:
+class Display:
     """How an outcome is to be shown.
 
     Attributes:
@@ -87,7 +87,7 @@ class Outcome:
         }
 
 
-def show(outcome: Outcome, view: View) -> None:
+def show(outcome: Outcome, view: Display) -> None:
     """Print an outcome. A reader that closed the pipe is no error."""
     if view.debug and outcome.error is not None:
         _write(sys.stderr, "".join(traceback.format_exception(outcome.error)))
@@ -119,7 +119,7 @@ def show_version() -> None:
 
 
 @contextmanager
-def progress(view: View) -> Iterator[Progress]:
+def progress(view: Display) -> Iterator[Progress]:
     """A sink for progress: bars on standard error, if that is a terminal; otherwise nothing."""
     if view.quiet or sys.stderr is None or not sys.stderr.isatty():
         yield silent
@@ -203,7 +203,7 @@ class _Sheet:
         _write(self.stream, text)
 
 
-def _print_report(report: Report, view: View) -> None:
+def _print_report(report: Report, view: Display) -> None:
     sheet = _Sheet(sys.stdout)
     look = sheet.look(view.verbose)
     _print_head(sheet, report, view)
@@ -212,7 +212,7 @@ def _print_report(report: Report, view: View) -> None:
     if report.tensors and _lists_tensors(report, view):
         sheet.table("Tensors", tables.tensors(report))
     if report.differences:
-        sheet.table("Differences", comparisons.differences(report, look))
+        sheet.table("Differences", comparisons.difference_table(report, look))
     _print_costs(sheet, report, view, look)
     if report.graph is not None and (view.graph or view.verbose):
         for title, table in tables.graph(report):
@@ -236,24 +236,24 @@ def _print_report(report: Report, view: View) -> None:
     sheet.print()
 
 
-def _print_costs(sheet: _Sheet, report: Report, view: View, look: Look) -> None:
+def _print_costs(sheet: _Sheet, report: Report, view: Display, look: Look) -> None:
     """Of spaces, of layers where that was asked for, of all pairs."""
     if any(space.ot_cost is not None for space in report.spaces):
         sheet.table(tables.cost_title("Spaces", look), tables.spaces(report, look))
     has_layers = any(layer.ot_cost is not None for layer in report.layers)
     if has_layers and (view.costs or view.verbose):
-        sheet.table(tables.cost_title("Layers", look), tables.layers(report, look))
+        sheet.table(tables.cost_title("Layers", look), tables.layer_table(report, look))
     if report.pairs:
         sheet.table("All pairs: OT cost of row to column", comparisons.pairs(report))
 
 
-def _lists_tensors(report: Report, view: View) -> bool:
+def _lists_tensors(report: Report, view: Display) -> bool:
     """One checkpoint is described in full; with several, or a graph, on request."""
     alone = report.command == "inspect" and len(report.inputs) == 1 and not view.graph
     return alone or view.verbose
 
 
-def _print_head(sheet: _Sheet, report: Report, view: View) -> None:
+def _print_head(sheet: _Sheet, report: Report, view: Display) -> None:
     """Output, report, graph, recipe and checks: one line each."""
     rows: list[tuple[str, str]] = []
     for record in report.output:
@@ -268,23 +268,23 @@ def _print_head(sheet: _Sheet, report: Report, view: View) -> None:
         rows.append(("report", str(where)))
     if report.graph is not None:
         spaces, pinned = len(report.graph.spaces), len(report.graph.pinned)
-        text = f"{report.graph.source}: {tables.count(spaces, 'space')}"
+        text = f"{report.graph.source}: {tables.quantity(spaces, 'space')}"
         if pinned:
-            text += f", {tables.count(pinned, 'axis', 'axes')} kept in place"
+            text += f", {tables.quantity(pinned, 'axis', 'axes')} kept in place"
             text += "" if view.graph or view.verbose else " (-v names them)"
         rows.append(("graph", text))
     if report.estimate is not None:
-        rows += comparisons.estimate(report.estimate)
+        rows += comparisons.estimate_table(report.estimate)
     if report.recipe and (report.output or report.spaces or report.evaluation or view.verbose):
         hidden = {"weights", "anchor"} if report.inputs else set()
         shown = {k: v for k, v in report.recipe.items() if k not in hidden and v is not None}
-        rows.append(("recipe", " ".join(f"{k}={tables.plain(v)}" for k, v in shown.items())))
+        rows.append(("recipe", " ".join(f"{k}={tables.as_text(v)}" for k, v in shown.items())))
     if report.checks.function is not None:
         rows.append(("function", tables.verdict(report.checks)))
     sheet.pairs(rows)
 
 
-def _print_pruning(sheet: _Sheet, report: Report, view: View) -> None:
+def _print_pruning(sheet: _Sheet, report: Report, view: Display) -> None:
     """What was pruned; layer by layer where that is news, and what else has to change."""
     assert report.pruning is not None
     sheet.table("Pruned", outcomes.pruned_spaces(report))
@@ -301,7 +301,7 @@ def _print_evaluation(sheet: _Sheet, evaluation: Mapping[str, Any], look: Look) 
     """Plain values as lines; mappings of names to numbers as tables, one for equal names."""
     mappings = {key: value for key, value in evaluation.items() if isinstance(value, Mapping)}
     sheet.line()
-    sheet.pairs([(k, tables.plain(v)) for k, v in evaluation.items() if k not in mappings])
+    sheet.pairs([(k, tables.as_text(v)) for k, v in evaluation.items() if k not in mappings])
     alike: dict[tuple[str, ...], dict[str, Mapping[str, Any]]] = {}
     for key, values in mappings.items():
         alike.setdefault(tuple(values), {})[key] = values
@@ -310,7 +310,7 @@ def _print_evaluation(sheet: _Sheet, evaluation: Mapping[str, Any], look: Look) 
             sheet.console.print(outcomes.side_by_side(columns))
             continue
         for key, values in columns.items():
-            sheet.console.print(outcomes.scores(key, values, look))
+            sheet.console.print(outcomes.score_table(key, values, look))
 
 
 def _print_error(error: OtfuseError) -> None:

@@ -12,8 +12,8 @@ from ..errors import ExitCode, OtfuseError, OutputRefused, UsageError
 from ..requests.requests import STANDARD
 from ..runtime import Progress, return_freed_memory
 from . import render
-from .options import RunOptions, build, split
-from .render import Outcome, View
+from .options import RunOptions, build_request, split_values
+from .render import Display, Outcome
 
 if TYPE_CHECKING:
     from ..report.records import Report
@@ -41,7 +41,7 @@ def run_verb(
     """Run a verb on Typer's values and show what came of it; returns the exit code."""
     assert isinstance(request_type, type)
     return_freed_memory()
-    keywords, options = split(request_type, values)
+    keywords, options = split_values(request_type, values)
     view = _view(options, keywords)
     try:
         with render.progress(view) as progress:
@@ -49,10 +49,10 @@ def run_verb(
             outcome = Outcome(name, report=verb(request, progress))
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - becomes exit code 1
         outcome = Outcome(name, report=_report_of(error), error=foreseen(error))
-    return finish(outcome, view)
+    return show_outcome(outcome, view)
 
 
-def finish(outcome: Outcome, view: View) -> int:
+def show_outcome(outcome: Outcome, view: Display) -> int:
     """Show an outcome; what goes wrong in showing it is an outcome too."""
     try:
         render.show(outcome, view)
@@ -88,7 +88,9 @@ def foreseen(error: BaseException) -> OtfuseError:
     return wrapped
 
 
-def _request(request_type: Callable[..., Request], keywords: dict[str, Any], view: View) -> Request:
+def _request(
+    request_type: Callable[..., Request], keywords: dict[str, Any], view: Display
+) -> Request:
     if view.json and view.report == STANDARD:
         raise UsageError(
             "two results for one standard output",
@@ -96,12 +98,12 @@ def _request(request_type: Callable[..., Request], keywords: dict[str, Any], vie
             why="the envelope of --json holds the report already",
             fix="leave one of the two out",
         )
-    request: Request = build(request_type, keywords)
+    request: Request = build_request(request_type, keywords)
     return request
 
 
-def _view(options: RunOptions, keywords: dict[str, Any]) -> View:
-    return View(
+def _view(options: RunOptions, keywords: dict[str, Any]) -> Display:
+    return Display(
         json=options.json,
         quiet=options.quiet,
         verbose=options.verbose,

@@ -45,7 +45,7 @@ def inputs(report: Report, look: Look) -> Table:
     for index, record in enumerate(report.inputs):
         cells = [str(index), clean(record.path)]
         if known and weights is not None:
-            cells.append(plain(weights[index]))
+            cells.append(as_text(weights[index]))
         cells += ["anchor" if anchor == index and len(report.inputs) > 1 else "", describe(record)]
         if look.verbose:
             cells.append(record.sha256 or "")
@@ -88,7 +88,7 @@ def spaces(report: Report, look: Look) -> Table:
     return table
 
 
-def layers(report: Report, look: Look) -> Table:
+def layer_table(report: Report, look: Look) -> Table:
     """OT cost of every layer's own rows; for an output layer, how diagonal its plan would be."""
     several = len({layer.source for layer in report.layers}) > 1
     table = new_table("layer", *(["source"] if several else []))
@@ -191,11 +191,11 @@ def cost_title(name: str, look: Look) -> str:
 def describe(record: FileRecord) -> str:
     """What a checkpoint holds, in short."""
     dtypes = ", ".join(record.dtypes)
-    tensors = count(record.tensors, "tensor")
+    tensors = quantity(record.tensors, "tensor")
     return clean(f"{record.container}, {tensors}, {record.parameters:,} parameters, {dtypes}")
 
 
-def count(number: int, noun: str, plural: str | None = None) -> str:
+def quantity(number: int, noun: str, plural: str | None = None) -> str:
     """`1 axis`, `2 axes`."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
@@ -210,14 +210,14 @@ def percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.0f} %"
 
 
-def plain(value: Any) -> str:
+def as_text(value: Any) -> str:
     """Any value of a recipe or an evaluation as text."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, list | tuple):
-        return ",".join(plain(item) for item in value)
+        return ",".join(as_text(item) for item in value)
     return clean(str(value))
 
 

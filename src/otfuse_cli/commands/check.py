@@ -32,7 +32,7 @@ from ..session.tied_tensors import tie
 _MOST_MEMBERS = 1500
 
 
-def check(request: CheckRequest, *, progress: Progress = silent) -> Report:
+def run_check(request: CheckRequest, *, progress: Progress = silent) -> Report:
     """Test the graph of `request` on its module.
 
     Raises:

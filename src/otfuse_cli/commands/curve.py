@@ -26,7 +26,7 @@ from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_devi
 from ..session.architectures import arch_of_each, arch_record
 from ..session.function_check import check_function
 from ..session.parents import Parents, assemble, graph_record, open_checkpoints
-from .evaluate import Bench, finite, measured_on, remarks, set_up
+from .evaluate import Evaluator, finite, measured_on, remarks, set_up
 
 Curve = dict[float, Score]
 
@@ -34,7 +34,7 @@ _ANCHOR = 1
 _STYLES: tuple[Style, ...] = ("dashed", "solid")
 
 
-def curve(request: CurveRequest, *, progress: Progress = silent) -> Report:
+def run_curve(request: CurveRequest, *, progress: Progress = silent) -> Report:
     """Measure the averages of two checkpoints for weights of the second, the anchor, from 0 to 1.
 
     Raises:
@@ -151,7 +151,7 @@ def _same_shapes(parents: Parents) -> bool:
 def _measure(
     parents: Parents,
     aligned: Aligned,
-    bench: Bench,
+    bench: Evaluator,
     weights: Sequence[float],
     repair: Repair | None,
     runtime: Runtime,

@@ -25,7 +25,7 @@ from ..session.parents import shapes_of
 from .merge import merge_tensors
 
 
-def demo(request: DemoRequest, *, progress: Progress = silent) -> Report:
+def run_demo(request: DemoRequest, *, progress: Progress = silent) -> Report:
     """Fuse the bundled pair and measure parents, plain average and fused model on held-out digits.
 
     Raises:

@@ -30,7 +30,7 @@ State = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Bench:
+class Evaluator:
     """A network, samples to measure it on, and where."""
 
     network: Network
@@ -43,7 +43,7 @@ class Bench:
         """A checkpoint's tensors by the module's names."""
         return module_state(self.network, self.names, model.stored)
 
-    def of(self, known: Architecture) -> Bench:
+    def of(self, known: Architecture) -> Evaluator:
         """The same samples for another network."""
         network = real_network(known)
         assert network is not None
@@ -72,7 +72,7 @@ class Bench:
         return tally.score()
 
 
-def evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> Report:
+def run_evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> Report:
     """Measure every checkpoint of `request` on its samples.
 
     Raises:
@@ -123,7 +123,7 @@ def evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> Report
 
 def set_up(
     options: MeasureOptions, known: Architecture, arch: Arch, seed: int, device: str
-) -> Bench:
+) -> Evaluator:
     """The network and the samples, checked before anything is computed.
 
     Raises:
@@ -132,7 +132,7 @@ def set_up(
     """
     network = require_network(known, arch, "measuring")
     samples = load_samples(options.samples, network, number=options.num_samples, seed=seed)
-    return Bench(network, known.names, samples, options.batch, device)
+    return Evaluator(network, known.names, samples, options.batch, device)
 
 
 def measures(scores: Mapping[str, Score]) -> dict[str, dict[str, float | None]]:
@@ -193,7 +193,7 @@ def _check_count(request: EvaluateRequest) -> None:
 
 
 def _together(
-    benches: Sequence[Bench], names: Sequence[str], models: Sequence[Model], progress: Progress
+    benches: Sequence[Evaluator], names: Sequence[str], models: Sequence[Model], progress: Progress
 ) -> dict[str, Score]:
     """All checkpoints in lock step, and the means of their outputs: memory for one batch."""
     sizes = {own.size for own in benches}
@@ -216,7 +216,7 @@ def _together(
     return {name: tally.score() for name, tally in tallies.items()}
 
 
-def _plain_average(request: EvaluateRequest, bench: Bench) -> State:
+def _plain_average(request: EvaluateRequest, bench: Evaluator) -> State:
     sources: tuple[Source, ...] = request.checkpoints
     tensors, _ = merge_tensors(
         MergeRequest(

@@ -9,7 +9,7 @@ from .. import __version__
 from ..checkpoint.open import Checkpoint
 from ..errors import IncompatibleModels, UsageError
 from ..fusion.selection import Selection
-from ..matching.estimate import estimate
+from ..matching.estimate import estimate_merge
 from ..matching.match import match
 from ..matching.matchers.sweep import Match
 from ..matching.pairs import all_pairs
@@ -39,7 +39,7 @@ from ..session.parents import (
 from ..session.tied_tensors import tie
 
 
-def inspect(request: InspectRequest, *, progress: Progress = silent) -> Report:
+def run_inspect(request: InspectRequest, *, progress: Progress = silent) -> Report:
     """Describe one checkpoint, or compare several with the anchor.
 
     Raises:
@@ -82,7 +82,9 @@ def inspect(request: InspectRequest, *, progress: Progress = silent) -> Report:
         if parents.sources:
             # What a merge would take: its own matcher, not the quick one of a pre-flight.
             planned = replace(recipe, matcher="auto")
-            report = replace(report, estimate=estimate(parents.sources, parents.anchor, planned))
+            report = replace(
+                report, estimate=estimate_merge(parents.sources, parents.anchor, planned)
+            )
             if request.costs:
                 with watch("match"):
                     report, maps = _costs(parents, recipe, runtime, report, request)

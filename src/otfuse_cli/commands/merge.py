@@ -44,7 +44,12 @@ from ..runtime import (
 )
 from ..session.architectures import arch_of_each, arch_record
 from ..session.computed_tensors import settle
-from ..session.function_check import check_function, check_outputs, require_kept, require_proof
+from ..session.function_check import (
+    check_function,
+    check_fused_outputs,
+    require_kept,
+    require_proof,
+)
 from ..session.memory import require_memory
 from ..session.open_inputs import open_bench
 from ..session.outputs import Put, kept_extras, refuse_outputs, require_room, sink, target_info
@@ -114,7 +119,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MergePlan:
     """What a fusion will do, decided before anything is solved."""
 
     command: str
@@ -129,7 +134,7 @@ class Plan:
     steps: Steps = field(default_factory=Steps)
 
 
-def merge(request: MergeRequest, *, progress: Progress = silent) -> Report:
+def run_merge(request: MergeRequest, *, progress: Progress = silent) -> Report:
     """Fuse the checkpoints of `request` into its output file.
 
     Raises:
@@ -153,7 +158,7 @@ def merge_tensors(
     return tensors, report
 
 
-def plan_merge(request: MergeRequest) -> Plan:
+def plan_merge(request: MergeRequest) -> MergePlan:
     """Check counts, weights and anchor before any file is opened."""
     count = len(request.checkpoints)
     if count < 2:
@@ -164,7 +169,7 @@ def plan_merge(request: MergeRequest) -> Plan:
         )
     output = None if request.output is None else Path(request.output)
     weights, rules = weight_rules(request.weights, count)
-    return Plan(
+    return MergePlan(
         command="merge",
         checkpoints=tuple(request.checkpoints),
         anchor_index=anchor_index(request.anchor, count),
@@ -185,7 +190,7 @@ def report_path(output: Path | None, report: Path | None) -> Path | None:
 
 
 def run(
-    plan: Plan, progress: Progress, also: Put | None = None, outputs: Publication | None = None
+    plan: MergePlan, progress: Progress, also: Put | None = None, outputs: Publication | None = None
 ) -> Report:
     """Carry out a plan: open, match each source, write the average and the report.
 
@@ -198,7 +203,7 @@ def run(
         return _run(plan, progress, also, outputs)
 
 
-def _run(plan: Plan, progress: Progress, also: Put | None, outputs: Publication) -> Report:
+def _run(plan: MergePlan, progress: Progress, also: Put | None, outputs: Publication) -> Report:
     recipe = plan.options.recipe()
     watch = Stopwatch()
     runtime = Runtime(resolve_device(plan.options.device), recipe.seed, progress)
@@ -282,7 +287,7 @@ def _run(plan: Plan, progress: Progress, also: Put | None, outputs: Publication)
                 )
                 fused = replace(fused, better=better.tensors)
         with watch("check"):
-            remarks = (*remarks, *check_outputs(parents, fused))
+            remarks = (*remarks, *check_fused_outputs(parents, fused))
         with watch("write"):
             lost, written = _write(plan, parents, fused, runtime, also, outputs)
         with watch("read"):
@@ -323,7 +328,7 @@ def _run(plan: Plan, progress: Progress, also: Put | None, outputs: Publication)
 
 
 def _checked(
-    plan: Plan,
+    plan: MergePlan,
     parents: Parents,
     aligned: Sequence[Aligned],
     turned: Turned | None,
@@ -339,7 +344,7 @@ def _checked(
 
 
 def _turned(
-    plan: Plan, parents: Parents, used: Collection[int], recipe: Recipe, runtime: Runtime
+    plan: MergePlan, parents: Parents, used: Collection[int], recipe: Recipe, runtime: Runtime
 ) -> tuple[Turned | None, Recipe, tuple[str, ...]]:
     """Parents turned onto the anchor for `--residual orthogonal`; None where streams stay.
 
@@ -357,7 +362,7 @@ def _turned(
         return None, replace(recipe, residual="shared"), (warning,)
 
 
-def _select(plan: Plan, parents: Parents) -> Selection:
+def _select(plan: MergePlan, parents: Parents) -> Selection:
     anchor, target = parents.whole.checkpoint, plan.target
     selection = Selection(
         plan.weights,
@@ -393,7 +398,7 @@ def _survey(models: Sequence[Model], runtime: Runtime) -> None:
             result.result()
 
 
-def _needs_no_maps(plan: Plan, weight: float) -> bool:
+def _needs_no_maps(plan: MergePlan, weight: float) -> bool:
     """Whether a source counts only in joint fusion, which aligns nothing."""
     options = plan.options
     calibrates = options.calibrate not in (None, "none")
@@ -406,7 +411,7 @@ def _endpoint(aligned: Sequence[Aligned]) -> bool:
 
 
 def _write(
-    plan: Plan,
+    plan: MergePlan,
     parents: Parents,
     fused: Fused,
     runtime: Runtime,
@@ -453,13 +458,13 @@ def _write(
     return lost, out.written
 
 
-def _targets(plan: Plan, parents: Parents) -> list[TensorInfo]:
+def _targets(plan: MergePlan, parents: Parents) -> list[TensorInfo]:
     """The tensors of the output, in the order of the file that it is like."""
     like = parents.stored_like or parents.whole.checkpoint
     return [target_info(info, plan.target.dtype) for info in like.infos.values()]
 
 
-def _recipe(plan: Plan, recipe: Recipe, runtime: Runtime) -> dict[str, Any]:
+def _recipe(plan: MergePlan, recipe: Recipe, runtime: Runtime) -> dict[str, Any]:
     return {
         **recipe.to_dict(),
         "weights": list(plan.weights),

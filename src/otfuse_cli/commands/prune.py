@@ -19,7 +19,7 @@ from ..graph.sizes import resize
 from ..matching.models import Model
 from ..pruning.advice import Advice, advice
 from ..pruning.amounts import choose_amounts, held_together, require_share
-from ..pruning.choose_units import Choice, choose
+from ..pruning.choose_units import KeptUnits, choose_kept
 from ..pruning.compact import Pruner, smaller
 from ..pruning.pruned_sizes import pruning_record
 from ..pruning.zeroed_check import masked_change
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ..session.reconstruct_pruned import Reconstructed
 
 
-def prune(request: PruneRequest, *, progress: Progress = silent) -> Report:
+def run_prune(request: PruneRequest, *, progress: Progress = silent) -> Report:
     """Prune `request.checkpoint` into its output file.
 
     Raises:
@@ -74,7 +74,7 @@ class _Pruned:
 
     known: Architecture
     model: Model
-    choice: Choice
+    choice: KeptUnits
     graph: LayerGraph
     made: Reconstructed | None = None
 
@@ -115,12 +115,12 @@ def _prune(
             model = Model(0, checkpoint, graph, runtime.device)
             amounts = choose_amounts(graph, request.amount, request.only, request.layer)
         with watch("prune"):
-            choice = choose(model, amounts, request.criterion, runtime)
+            choice = choose_kept(model, amounts, request.criterion, runtime)
         work = _Pruned(known, model, choice, smaller(graph, choice.kept))
         if request.criterion == "reconstruct" and choice.kept:
-            from ..session.reconstruct_pruned import reconstruct
+            from ..session.reconstruct_pruned import reconstruct_pruned
 
-            found = reconstruct(request, known, model, choice.kept, runtime, watch)
+            found = reconstruct_pruned(request, known, model, choice.kept, runtime, watch)
             work = replace(work, made=found)
         with watch("check"):
             checks, remarks = _check(work)

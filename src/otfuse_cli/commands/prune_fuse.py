@@ -26,15 +26,15 @@ from ..requests.requests import ImproveOptions, PruneFuseRequest
 from ..runtime import Progress, Runtime, silent
 from ..session.parents import Parents
 from ..session.pruned_parents import assemble_pruned
-from ..transport.choice import Held
-from .merge import Plan, Steps, report_path, run
+from ..transport.choice import PartlyFixed
+from .merge import MergePlan, Steps, report_path, run
 
 # Weight of a dense net whose units are all that the pruned one has (docs/methods.md, measured on
 # training images), and of one that the pruned net was trained away from.
 _TRUSTING, _CAREFUL = 0.7, 0.5
 
 
-def prune_fuse(request: PruneFuseRequest, *, progress: Progress = silent) -> Report:
+def run_prune_fuse(request: PruneFuseRequest, *, progress: Progress = silent) -> Report:
     """Fuse `request.dense` into `request.pruned`; the output has the pruned net's shape.
 
     Raises:
@@ -52,7 +52,7 @@ def prune_fuse_tensors(
     return tensors, report
 
 
-def _plan(request: PruneFuseRequest, *, to_file: bool) -> Plan:
+def _plan(request: PruneFuseRequest, *, to_file: bool) -> MergePlan:
     weight = _CAREFUL if request.dense_weight is None else request.dense_weight
     if not (isfinite(weight) and 0 <= weight <= 1):
         raise UsageError(
@@ -71,7 +71,7 @@ def _plan(request: PruneFuseRequest, *, to_file: bool) -> Plan:
             pruned = pruned.resolve()
         output = pruned.with_name(name)
     steps = _Steps(replace(request, output=output))
-    return Plan(
+    return MergePlan(
         command="prune-fuse",
         checkpoints=(request.dense, request.pruned),
         anchor_index=1,
@@ -132,7 +132,9 @@ class _Steps:
         found = []
         for source in aligned:
             maps = {
-                space: Held(map, self.survivors[space].dense_S, self.survivors[space].pruned_S)
+                space: PartlyFixed(
+                    map, self.survivors[space].dense_S, self.survivors[space].pruned_S
+                )
                 if space in self.survivors
                 else map
                 for space, map in source.alignment.maps.items()

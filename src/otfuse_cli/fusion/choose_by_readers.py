@@ -20,7 +20,7 @@ from ..graph.model import LayerGraph, Role
 from ..matching.unfold import unfold
 from .lockstep import Parent
 from .patches import along_outputs
-from .pivoted_cholesky import choose
+from .pivoted_cholesky import choose_pivots
 from .stream_choice import Quotas, choose_units
 
 
@@ -50,7 +50,7 @@ def choose_written(
     if write_dU is not None:
         return choose_units(gram_UU, write_dU, most, quotas)
     shares = [torch.full((p.graph.spaces[space].size,), p.weight) for p in parents]
-    return choose(gram_UU, torch.cat(shares).to(gram_UU), most, quotas)
+    return choose_pivots(gram_UU, torch.cat(shares).to(gram_UU), most, quotas)
 
 
 def _quotas(counts: Sequence[int], most: int, given: float) -> Quotas:

@@ -25,7 +25,7 @@ from ..running.execute import Walk
 from ..transport.choice import Choice
 from .choose_by_readers import choose_written
 from .lockstep import Parent
-from .pivoted_cholesky import reconstruct, split_choice
+from .pivoted_cholesky import combinations, split_choice
 
 
 def choices(
@@ -66,7 +66,7 @@ def choices(
         ]
         gram_UU = sum((part @ part.T / part.shape[1] for part in stacked), start=torch.zeros(()))
         chosen_M = choose_written(parents, space.id, gram_UU, space.size, given=given)
-        read_UM = reconstruct(gram_UU, chosen_M)
+        read_UM = combinations(gram_UU, chosen_M)
         for own, choice in zip(found, split_choice(chosen_M.cpu(), counts, read_UM), strict=True):
             own[space.id] = choice
     return [Alignment(maps) for maps in found]

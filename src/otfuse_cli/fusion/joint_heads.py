@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..graph.analysis.attentions import Attention, attentions
-from ..graph.analysis.fit_targets import layers
+from ..graph.analysis.fit_targets import linear_layers
 from ..graph.model import LayerGraph
 from ..matching.alignment import Alignment
 from ..matching.apply import transport
@@ -48,7 +48,7 @@ def add_heads(
     """
     each = [attentions(p.graph) for p in parents]
     require_alike(each)
-    by_weight = {layer.weight: layer for layer in layers(parents[0].program)}
+    by_weight = {layer.weight: layer for layer in linear_layers(parents[0].program)}
     outputs = [a.output.tensor for a in each[0]]
     if lost := [weight for weight in outputs if weight not in by_weight]:
         raise UsageError(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from ..graph.analysis.fit_targets import Fit, Layer, fits, layers
+from ..graph.analysis.fit_targets import Fit, Layer, fits, linear_layers
 from ..graph.analysis.streams import Face, Stream
 from ..graph.model import Role
 from ..matching.alignment import Alignment
@@ -26,7 +26,7 @@ from ..transport.maps import Map
 from .joint import union
 from .joint_heads import read_through, require_alike
 from .lockstep import Parent
-from .pivoted_cholesky import reconstruct, split_choice
+from .pivoted_cholesky import combinations, split_choice
 from .positions import Positions, read_out
 from .refit import Stress
 from .stream_basis import Place, covariances, joint_basis
@@ -37,7 +37,7 @@ _ROWS, _POWER = 1_000.0, 0.8
 
 
 @dataclass(frozen=True)
-class Part:
+class StreamParent:
     """One parent in canonical form: its model, its stream, how it is run, its share."""
 
     model: Model
@@ -61,7 +61,7 @@ class Union:
 
 
 def reduce_streams(
-    anchor: Model, parts: Sequence[Part], samples: Samples, ridge: float, *, device: str
+    anchor: Model, parts: Sequence[StreamParent], samples: Samples, ridge: float, *, device: str
 ) -> Union:
     """Choose the basis, heads and units, and put the union of the parents into them.
 
@@ -97,13 +97,15 @@ def stress(counts: Mapping[str, Tensor | None], ridge: float) -> Stress:
 
 
 class _Reduction:
-    def __init__(self, anchor: Model, parts: Sequence[Part], samples: Samples, device: str) -> None:
+    def __init__(
+        self, anchor: Model, parts: Sequence[StreamParent], samples: Samples, device: str
+    ) -> None:
         self.anchor, self.parts, self.samples, self.device = anchor, parts, samples, device
         self.graph = anchor.graph
         self.stream = parts[0].stream
         self.runs = [part.run for part in parts]
         program = self.runs[0].program
-        self.layers: Mapping[str, Layer] = {layer.weight: layer for layer in layers(program)}
+        self.layers: Mapping[str, Layer] = {layer.weight: layer for layer in linear_layers(program)}
         writers = [f.weight for f in self.stream.writers if f.weight in self.layers]
         self.last = max(writers, key=lambda n: program.position[self.layers[n].node])
         positions = Positions(program, self.runs[0].tensors, samples, device=device)
@@ -191,7 +193,7 @@ class _Reduction:
     def _units(self, space: str, weight: str, covariance: Tensor) -> list[tuple[str, Choice]]:
         counts = [p.model.graph.spaces[space].size for p in self.parts]
         chosen_M = choose_units(covariance, self._write(weight), self.graph.spaces[space].size)
-        read_UM = reconstruct(covariance, chosen_M)
+        read_UM = combinations(covariance, chosen_M)
         return [(space, c) for c in split_choice(chosen_M.cpu(), counts, read_UM)]
 
     def tensor(self, name: str, alignments: Sequence[Alignment]) -> Tensor:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .ridge import Ridge, Solution
+from .ridge import Ridge, RidgeFit
 
 # What the least likely score counts, where the surest counts 1: nothing is left wholly unsaid.
 _LEAST = 0.01
@@ -52,7 +52,7 @@ class OutputRidge:
         self._targets.append(target_nO)
         self._counts.append(counts_nO)
 
-    def solve(self, ridge: float, *, where: str) -> Solution | None:
+    def solve(self, ridge: float, *, where: str) -> RidgeFit | None:
         """The fit, without moments of outputs; None where the prior is right already.
 
         Args:
@@ -89,4 +89,4 @@ class OutputRidge:
         unknown = torch.full_like(weight_OD[None, :, 0], torch.nan)
         before, after = ((part / total) ** 0.5 if total else 0.0 for part in (missed, left))
         bias_1O = None if bias_O is None else bias_O[None]
-        return Solution(weight_OD[None], bias_1O, unknown, unknown, before, after)
+        return RidgeFit(weight_OD[None], bias_1O, unknown, unknown, before, after)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..graph.analysis.fit_targets import Layer, Window
+from ..graph.analysis.fit_targets import KernelWindow, Layer
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def rows_of(
     return Rows(layer, kernel, places)
 
 
-def _patches(value: Tensor, window: Window, kernel: tuple[int, ...]) -> Tensor:
+def _patches(value: Tensor, window: KernelWindow, kernel: tuple[int, ...]) -> Tensor:
     """A view (B, C, *out, *kernel) of the patches under the kernel."""
     stride = window.stride
     if window.transposed:
@@ -116,7 +116,7 @@ def _patches(value: Tensor, window: Window, kernel: tuple[int, ...]) -> Tensor:
     return value
 
 
-def _spread(value: Tensor, window: Window, kernel: tuple[int, ...]) -> Tensor:
+def _spread(value: Tensor, window: KernelWindow, kernel: tuple[int, ...]) -> Tensor:
     """The input of the ordinary convolution that a transposed one is: zeros between and around."""
     space = len(kernel)
     sizes = [(n - 1) * s + 1 for n, s in zip(value.shape[2:], window.stride, strict=True)]

@@ -21,7 +21,7 @@ _NOTHING = 1e-10
 _RIDGE = 0.01
 
 
-def choose(gram_UU: Tensor, share_U: Tensor, most: int, quotas: Quotas = ()) -> Tensor:
+def choose_pivots(gram_UU: Tensor, share_U: Tensor, most: int, quotas: Quotas = ()) -> Tensor:
     """Pivoted Cholesky: again and again the unit that those chosen explain least.
 
     A unit counts by its power to the half (rows are scaled by 1 / sqrt of their norm) and by the
@@ -52,7 +52,7 @@ def choose(gram_UU: Tensor, share_U: Tensor, most: int, quotas: Quotas = ()) -> 
     return (~free_U).nonzero().flatten()
 
 
-def reconstruct(gram_UU: Tensor, chosen_M: Tensor) -> Tensor:
+def combinations(gram_UU: Tensor, chosen_M: Tensor) -> Tensor:
     """Every unit as a combination of the chosen ones, U x M; those are themselves.
 
     Least squares with a ridge toward the multiple of the one chosen unit that explains most. So a

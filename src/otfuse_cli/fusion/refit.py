@@ -22,7 +22,7 @@ from .lockstep import Lockstep, Parent, Stop
 from .output_ridge import OutputRidge, affordable
 from .patches import Rows, along_outputs, rows_of
 from .refit_norm import fit_norm
-from .ridge import Ridge, Solution
+from .ridge import Ridge, RidgeFit
 from .target import MeanTarget
 
 # From a fit and its number of rows: how often each position counts (None: all once), the ridge.
@@ -202,7 +202,7 @@ class _Folded:
         gain = gain * (var + norm.eps).rsqrt()
         return gain, shift - gain * mean
 
-    def write(self, rows: Rows, solution: Solution) -> None:
+    def write(self, rows: Rows, solution: RidgeFit) -> None:
         """Store a solution; a BatchNorm gets the statistics that its units now have."""
         layer, norm = self.fit.layer, self.fit.norm
         flat = solution.weight_gOD
@@ -215,7 +215,7 @@ class _Folded:
             self.fused[layer.bias] = bias.to(self.fused[layer.bias])
         self.fused[layer.weight] = rows.full_weight(flat, self.stored).to(self.stored)
 
-    def _unfold(self, rows: Rows, solution: Solution, flat: Tensor, bias: Tensor) -> Tensor:
+    def _unfold(self, rows: Rows, solution: RidgeFit, flat: Tensor, bias: Tensor) -> Tensor:
         """Split a folded solution: rows as long as the average's, statistics as they are.
 
         With c the factor that brings a row back to that length, mean m and variance v of its

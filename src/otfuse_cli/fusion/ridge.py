@@ -24,7 +24,7 @@ UNTOUCHED = 1e-6
 
 
 @dataclass(frozen=True)
-class Solution:
+class RidgeFit:
     """What a fit gives.
 
     Attributes:
@@ -117,7 +117,7 @@ class Ridge:
             return 0.0 if self.missed == 0 else float("inf")
         return float((self.missed / self.target) ** 0.5)
 
-    def solve(self, ridge: float, *, where: str) -> Solution | None:
+    def solve(self, ridge: float, *, where: str) -> RidgeFit | None:
         """The fit; None where the prior is right already.
 
         Args:
@@ -134,7 +134,7 @@ class Ridge:
         self._count()
         return self._primal(ridge, where)
 
-    def _primal(self, ridge: float, where: str) -> Solution:
+    def _primal(self, ridge: float, where: str) -> RidgeFit:
         n = self.rows
         mean_gD, rest_gO = self.sum_gD / n, self.rest_gO / n
         power = _or_one(self.gram_gDD.diagonal(dim1=1, dim2=2).mean(1) / n)
@@ -158,7 +158,7 @@ class Ridge:
         variance = ((weight @ centred) * weight).sum(2)
         return self._solution(weight, variance, start - 2 * float(gone) + float(left))
 
-    def _dual(self, ridge: float, where: str) -> Solution:
+    def _dual(self, ridge: float, where: str) -> RidgeFit:
         inputs, rest = torch.cat(self._inputs, 1), torch.cat(self._rests, 1)
         root_n1 = torch.cat(self._roots)
         self._inputs.clear()
@@ -181,7 +181,7 @@ class Ridge:
         spread_gO = spread.square().sum(1) / n
         return self._solution(weight, spread_gO, float(left.square().sum()) / n)
 
-    def _solution(self, weight: Tensor, variance: Tensor, left: float) -> Solution:
+    def _solution(self, weight: Tensor, variance: Tensor, left: float) -> RidgeFit:
         mean_gD = self.sum_gD / self.rows
         bias = None
         if self.bias_gO is not None:
@@ -189,7 +189,7 @@ class Ridge:
             bias = (
                 self.bias_gO + self.rest_gO / self.rows - torch.einsum("god,gd->go", step, mean_gD)
             )
-        return Solution(
+        return RidgeFit(
             weight,
             bias,
             torch.einsum("god,gd->go", weight, mean_gD),

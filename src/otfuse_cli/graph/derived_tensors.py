@@ -109,7 +109,7 @@ class Plain:
         return replace(op, tensors=tensors)
 
 
-def plain(shapes: Shapes, *, rename: bool = True) -> Plain:
+def spec_view(shapes: Shapes, *, rename: bool = True) -> Plain:
     """What a spec or a family is to see of these tensors; with `rename` by their plain names."""
     hidden = power_vectors(shapes)
     vectors = {name for d in hidden for name in d.tensors}

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from ..graph.analysis.batch_norms import norm_after
-from ..graph.analysis.fit_targets import Layer, layers
+from ..graph.analysis.fit_targets import Layer, linear_layers
 from ..graph.axes import Fixed, axis_units
 from ..graph.model import LayerGraph
 from ..graph.trace.nodes import operator_name
@@ -97,7 +97,7 @@ def _places(program: Program, graph: LayerGraph, *, post: bool) -> Iterator[_Pla
     """Where to look, in execution order: sums for streams, layers for everything else."""
     indices = {s.per for s in graph.free()}
     plain = {s.id for s in graph.free() if s.per is None and s.id not in indices}
-    made_by = {layer.node: layer for layer in layers(program)}
+    made_by = {layer.node: layer for layer in linear_layers(program)}
     sums = {
         node.name: [s for s in _units(program, node) if s in plain]
         for node in program.nodes

@@ -17,7 +17,7 @@ from ..transport.maps import Map, Permutation
 from .alignment import Alignment
 from .features import producers
 from .match_space import (
-    Rows,
+    ProducerRows,
     identity_cost,
     layer_records,
     observed_rows,
@@ -85,7 +85,7 @@ def _solver(maps: Sequence[Map], recipe: Recipe) -> str:
 def _record(
     space: str,
     source: int,
-    rows: Rows,
+    rows: ProducerRows,
     map: Map,
     recipe: Recipe,
     solver: str,

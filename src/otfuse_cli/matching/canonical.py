@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from ..graph.analysis.attentions import Attention, Part
-from ..graph.analysis.blocks import Block
+from ..graph.analysis.attentions import Attention, Projection
+from ..graph.analysis.blocks import AxisBlock
 from ..graph.analysis.streams import Face, NormSite, Stream
 from ..graph.model import LayerGraph
 
@@ -53,7 +53,7 @@ def canonical(tensors: Mapping[str, Tensor], graph: LayerGraph, stream: Stream) 
     return own
 
 
-def view(block: Block, tensor: Tensor) -> Tensor:
+def view(block: AxisBlock, tensor: Tensor) -> Tensor:
     """A block as (*its factors, *the other axes): a view, to read and to write."""
     moved: Any = tensor.movedim(block.dim, 0).narrow(0, block.start, block.length)
     found: Tensor = moved.unflatten(0, block.sizes)
@@ -132,7 +132,7 @@ def _balance(own: Tensors, attention: Attention) -> None:
     output.copy_(read.reshape(shape).movedim(1, -2))
 
 
-def _rows(own: Tensors, part: Part) -> Tensor:
+def _rows(own: Tensors, part: Projection) -> Tensor:
     """Heads x inside x what they read, the bias last."""
     weight = view(part.weight, own[part.weight.tensor])
     columns = [weight]
@@ -141,7 +141,7 @@ def _rows(own: Tensors, part: Part) -> Tensor:
     return torch.cat(columns, -1)
 
 
-def _write(own: Tensors, part: Part, rows: Tensor) -> None:
+def _write(own: Tensors, part: Projection, rows: Tensor) -> None:
     weight = view(part.weight, own[part.weight.tensor])
     weight.copy_(rows[..., : weight.shape[-1]])
     if part.bias is not None:

@@ -23,7 +23,7 @@ _COPIES, _NUMBER = 3, 4
 _COST = 12
 
 
-def estimate(sources: Sequence[Model], anchor: Model, recipe: Recipe) -> Estimate:
+def estimate_merge(sources: Sequence[Model], anchor: Model, recipe: Recipe) -> Estimate:
     """Memory and operations of fusing `sources` into `anchor` with `--matcher auto`.
 
     Sources come one after another: operations add up, memory is that of the largest.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..graph.analysis.attentions import Attention, Part
+from ..graph.analysis.attentions import Attention, Projection
 from ..transport.solve import maximise
 from .canonical import Tensors, view
 
@@ -87,7 +87,7 @@ def move_heads(own: Tensors, attention: Attention, moves: HeadMoves) -> None:
     output.copy_(_turned(moved, moves.value_Mii, axis=output.dim() - 2))
 
 
-def _move(own: Tensors, part: Part, index: Tensor, groups: Tensor, turns: Tensor) -> None:
+def _move(own: Tensors, part: Projection, index: Tensor, groups: Tensor, turns: Tensor) -> None:
     for block in (part.weight, part.bias):
         if block is None:
             continue
@@ -120,7 +120,7 @@ def _values(tensors: Mapping[str, Tensor], attention: Attention) -> tuple[Tensor
     return _rows(tensors, attention.values), output
 
 
-def _rows(tensors: Mapping[str, Tensor], part: Part) -> Tensor:
+def _rows(tensors: Mapping[str, Tensor], part: Projection) -> Tensor:
     """Heads x groups (1 where they share) x inside x what is read, the bias last."""
     weight = view(part.weight, tensors[part.weight.tensor])
     if part.bias is not None:

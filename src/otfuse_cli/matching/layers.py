@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from ..errors import IncompatibleModels, UnreadableInput
-from ..requests.python_values import options_of, refused
+from ..requests.python_values import bad_value, options_of
 from ..requests.recipe import Recipe
 from ..transport.maps import Map
 from .features import Producer
-from .match_space import Rows, identity_cost, solve_rows, to_map
+from .match_space import ProducerRows, identity_cost, solve_rows, to_map
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def align_layers(source: Any, anchor: Any, **options: Any) -> AlignedLayer:
     for side, values in zip(("source", "anchor"), rows, strict=True):
         if not torch.isfinite(values).all():
             raise UnreadableInput("a weight is not finite", where=side)
-    pair = Rows((Producer("layer", "weight", 0),), (rows[0],), (rows[1],))
+    pair = ProducerRows((Producer("layer", "weight", 0),), (rows[0],), (rows[1],))
     solution = solve_rows(pair, recipe)
     map = to_map(solution.plan, recipe)
     return AlignedLayer(map.produce(source, 0), map, solution.ot_cost, identity_cost(pair, recipe))
@@ -68,7 +68,7 @@ def _tensor(name: str, value: Any) -> torch.Tensor:
     try:
         tensor = torch.as_tensor(value).detach()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise refused(name, value, "a weight is an array of numbers") from error
+        raise bad_value(name, value, "a weight is an array of numbers") from error
     if tensor.is_complex():
-        raise refused(name, value, "a weight is an array of real numbers")
+        raise bad_value(name, value, "a weight is an array of real numbers")
     return tensor if tensor.is_floating_point() else tensor.float()

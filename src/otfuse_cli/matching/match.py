@@ -14,7 +14,7 @@ from .alignment_costs import measure
 from .matchers.descent import Found
 from .matchers.sweep import Match, stream_spaces, sweep
 from .models import Model
-from .portfolio import Judge, Portfolio, in_order
+from .portfolio import Judge, Portfolio, in_place_warning
 from .rescale_units import balance
 from .residual_average import sweep_average
 from .width_weights import weigh
@@ -77,7 +77,7 @@ def match(
             source, anchor, chosen.alignment, recipe, chosen.errors, random=random
         )
     return Match(
-        scaled(source, anchor, outcome.best.alignment, recipe),
+        scale_maps(source, anchor, outcome.best.alignment, recipe),
         spaces,
         layers,
         outcome.best.flop,
@@ -89,12 +89,12 @@ def match(
 def _alone(source: Model, anchor: Model, recipe: Recipe, swept: Match, only: str | None) -> Match:
     """The sweep's answer; with nothing to compare it to, its objective is not computed."""
     alignment = swept.alignment
-    warnings = in_order(source, alignment)
+    warnings = in_place_warning(source, alignment)
     if recipe.matcher == "auto":
         warnings = (f"--matcher auto is the sweep alone with {only}", *warnings)
     return replace(
         swept,
-        alignment=scaled(source, anchor, alignment, recipe),
+        alignment=scale_maps(source, anchor, alignment, recipe),
         candidates=(Candidate("sweep", source.index, None, None, swept.flop, True),),
         warnings=warnings,
     )
@@ -124,7 +124,7 @@ def _require_real(model: Model) -> None:
             )
 
 
-def scaled(source: Model, anchor: Model, alignment: Alignment, recipe: Recipe) -> Alignment:
+def scale_maps(source: Model, anchor: Model, alignment: Alignment, recipe: Recipe) -> Alignment:
     """What `--scale` adds to maps between different widths, once they are found."""
     if recipe.scale == "balanced":
         return balance(source, anchor, alignment)

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Rows:
+class ProducerRows:
     """Rows of some producers of one space, as they are: source N x K, anchor M x K each."""
 
     producers: tuple[Producer, ...]
@@ -47,9 +47,9 @@ class Rows:
         """Numbers per unit."""
         return sum(r.shape[-1] for r in self.source)
 
-    def unit(self, source_unit: int, anchor_unit: int) -> Rows:
+    def unit(self, source_unit: int, anchor_unit: int) -> ProducerRows:
         """For a family: the rows inside one unit of the index space."""
-        return Rows(
+        return ProducerRows(
             self.producers,
             tuple(r[source_unit] for r in self.source),
             tuple(r[anchor_unit] for r in self.anchor),
@@ -64,9 +64,9 @@ def read_rows(
     space: str,
     alignment: Alignment,
     pool: frozenset[str] = frozenset(),
-) -> Rows:
+) -> ProducerRows:
     """Read what both models say about the units of `space`, the source's other axes moved."""
-    return Rows(
+    return ProducerRows(
         tuple(producers),
         tuple(raw_rows(source, p, space, alignment, pool=pool) for p in producers),
         tuple(raw_rows(anchor, p, space, pool=pool) for p in producers),
@@ -75,7 +75,7 @@ def read_rows(
 
 def observed_rows(
     source: Model, anchor: Model, space: str, recipe: Recipe, *, only: Collection[str] | None = None
-) -> Rows | None:
+) -> ProducerRows | None:
     """What the units of a space do on the inputs, with `--align acts`; None where it is not seen.
 
     Args:
@@ -96,7 +96,7 @@ def observed_rows(
     ]
     if not pairs:
         return None
-    return Rows(
+    return ProducerRows(
         tuple(Producer(theirs.layer, theirs.weight, 0) for _, theirs in pairs),
         tuple(mine.features_NF for mine, _ in pairs),
         tuple(theirs.features_NF for _, theirs in pairs),
@@ -104,7 +104,7 @@ def observed_rows(
     )
 
 
-def solve_rows(rows: Rows, recipe: Recipe) -> Solution:
+def solve_rows(rows: ProducerRows, recipe: Recipe) -> Solution:
     """The transport plan between the units of a space, by the recipe's cost, mass and solver."""
     cost_NM = _cost(rows, recipe)
     tie_NM = None
@@ -137,7 +137,7 @@ def solve_rows(rows: Rows, recipe: Recipe) -> Solution:
     return solution
 
 
-def identity_cost(rows: Rows, recipe: Recipe) -> float | None:
+def identity_cost(rows: ProducerRows, recipe: Recipe) -> float | None:
     """Mean cost of leaving every unit in its place; None for unequal sizes."""
     if rows.source[0].shape != rows.anchor[0].shape:
         return None
@@ -145,14 +145,14 @@ def identity_cost(rows: Rows, recipe: Recipe) -> float | None:
 
 
 def layer_records(
-    rows: Rows, plan: Plan, source: int, recipe: Recipe, *, random: bool = False
+    rows: ProducerRows, plan: Plan, source: int, recipe: Recipe, *, random: bool = False
 ) -> list[LayerRecord]:
     """The space's plan against each layer's own rows; `random`: what random maps cost, too."""
     records = []
     for at, producer in enumerate(rows.producers):
         own = rows
         if len(rows.producers) > 1:
-            own = Rows((producer,), (rows.source[at],), (rows.anchor[at],), rows.observed)
+            own = ProducerRows((producer,), (rows.source[at],), (rows.anchor[at],), rows.observed)
         records.append(
             LayerRecord(
                 producer.layer,
@@ -166,14 +166,14 @@ def layer_records(
     return records
 
 
-def random_cost(rows: Rows, plan: Plan, recipe: Recipe) -> float:
+def random_cost(rows: ProducerRows, plan: Plan, recipe: Recipe) -> float:
     """Mean cost of a random map with the plan's masses: all source units to all anchor units."""
     cost_NM = _cost(rows, recipe)
     mean_N = torch.mv(cost_NM, (plan.mass_M / plan.total).to(cost_NM))
     return float(plan.mass_N @ mean_N.to("cpu", torch.float64))
 
 
-def plan_cost(rows: Rows, plan: Plan, recipe: Recipe) -> float:
+def plan_cost(rows: ProducerRows, plan: Plan, recipe: Recipe) -> float:
     """`<plan, cost>` of given rows; a hard plan needs no cost matrix, one of these rows nothing."""
 
     def find() -> float:
@@ -184,7 +184,7 @@ def plan_cost(rows: Rows, plan: Plan, recipe: Recipe) -> float:
     return rows.once((recipe, plan), find)
 
 
-def _paired_mean(rows: Rows, recipe: Recipe, index_M: torch.Tensor | None) -> float:
+def _paired_mean(rows: ProducerRows, recipe: Recipe, index_M: torch.Tensor | None) -> float:
     """Mean cost of source unit `index_M[m]` (None: m) to anchor unit m."""
     source, anchor = _sides(rows, recipe)
     if index_M is not None:
@@ -196,7 +196,7 @@ def _paired_mean(rows: Rows, recipe: Recipe, index_M: torch.Tensor | None) -> fl
 def space_record(
     space: str,
     source: int,
-    rows: Rows,
+    rows: ProducerRows,
     solution: Solution,
     recipe: Recipe,
     *,
@@ -222,7 +222,7 @@ def to_map(plan: Plan, recipe: Recipe) -> Map:
     return as_map(plan, scale="paper" if recipe.scale == "paper" else "preserve")
 
 
-def _cost(rows: Rows, recipe: Recipe) -> torch.Tensor:
+def _cost(rows: ProducerRows, recipe: Recipe) -> torch.Tensor:
     return cost_matrix(
         *_sides(rows, recipe),
         metric=_metric(recipe),
@@ -230,14 +230,14 @@ def _cost(rows: Rows, recipe: Recipe) -> torch.Tensor:
     )
 
 
-def _sides(rows: Rows, recipe: Recipe) -> tuple[torch.Tensor, torch.Tensor]:
+def _sides(rows: ProducerRows, recipe: Recipe) -> tuple[torch.Tensor, torch.Tensor]:
     return rows.once(
         (recipe, "sides"),
         lambda: (_compared(rows.source, rows, recipe), _compared(rows.anchor, rows, recipe)),
     )
 
 
-def _compared(side: Sequence[torch.Tensor], rows: Rows, recipe: Recipe) -> torch.Tensor:
+def _compared(side: Sequence[torch.Tensor], rows: ProducerRows, recipe: Recipe) -> torch.Tensor:
     """Rows as the cost compares them; activations as they are."""
     if recipe.metric == "correlation":
         side = [r - r.mean(-1, keepdim=True) for r in side]
@@ -249,7 +249,7 @@ def _metric(recipe: Recipe) -> Metric:
     return Metric.COSINE if recipe.metric == "correlation" else Metric(recipe.metric)
 
 
-def _dead_cost(rows: Rows, recipe: Recipe) -> float | None:
+def _dead_cost(rows: ProducerRows, recipe: Recipe) -> float | None:
     """At unit norm a dead row costs 1 to everything: it neither attracts nor repels."""
     return 1.0 if recipe.unit_norm and not rows.observed else None
 

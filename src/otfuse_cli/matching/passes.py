@@ -19,7 +19,7 @@ from ..runtime import Runtime
 from .alignment import Alignment
 from .alignment_costs import measure
 from .apply import transport
-from .match import scaled
+from .match import scale_maps
 from .matchers.descent import descend
 from .matchers.sweep import Match, sweep
 from .models import Model
@@ -103,7 +103,7 @@ def realign(
     for at, source in enumerate(sources):
         if extra[at] and not _same(maps[at], replace(found[at].alignment, scales={}, shares={})):
             spaces, layers = measure(source, anchor, maps[at], recipe, {})
-            alignment = scaled(source, anchor, maps[at], recipe)
+            alignment = scale_maps(source, anchor, maps[at], recipe)
             before = tuple(replace(c, chosen=False) for c in found[at].candidates)
             extra[at][-1] = replace(extra[at][-1], chosen=True)
             found[at] = replace(

@@ -36,7 +36,7 @@ Judge = Callable[[Alignment], float]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Searched:
     """The alignment that a portfolio chose, all that were tried, and what was not."""
 
     best: Found
@@ -71,17 +71,17 @@ class Portfolio:
         self.swept = replace(swept, objective=self.work.objective(swept.alignment))
         self.tried.append(("sweep", self.swept))
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> Searched:
         """The best agreement wins, or the largest objective; the earliest among equals."""
         name, best, agreements = self._judged()
         candidates = [
             Candidate(n, self.source.index, f.objective, agreement, f.flop, f is best)
             for (n, f), agreement in zip(self.tried, agreements, strict=True)
         ]
-        self.warnings += in_order(
+        self.warnings += in_place_warning(
             self.source, best.alignment, started_there=name.startswith("identity")
         )
-        return Outcome(best, (*candidates, *self.left_out), tuple(self.warnings))
+        return Searched(best, (*candidates, *self.left_out), tuple(self.warnings))
 
     def observe(self, found: Found) -> None:
         """Take in the maps of a sweep over activations."""
@@ -225,7 +225,7 @@ def no_joint_step(source: Model, anchor: Model, recipe: Recipe) -> str | None:
     return no_permutations(source, anchor, recipe) or inner
 
 
-def in_order(
+def in_place_warning(
     source: Model, alignment: Alignment, *, started_there: bool = False
 ) -> tuple[str, ...]:
     """A warning where the best maps leave every unit in its place."""

@@ -20,7 +20,7 @@ _BOUND = 1.25
 
 
 @dataclass(frozen=True)
-class Choice:
+class KeptUnits:
     """What stays of every pruned space.
 
     Attributes:
@@ -32,7 +32,9 @@ class Choice:
     merges: Mapping[str, Coupling] = field(default_factory=dict)
 
 
-def choose(model: Model, amounts: Mapping[str, float], criterion: str, runtime: Runtime) -> Choice:
+def choose_kept(
+    model: Model, amounts: Mapping[str, float], criterion: str, runtime: Runtime
+) -> KeptUnits:
     """Apply a criterion (`l1`, `l2`, `random`, `ot`) to every space of `amounts`.
 
     For `reconstruct`, which decides on inputs (`prune.reconstruct`), only the numbers of units are.
@@ -58,7 +60,7 @@ def choose(model: Model, amounts: Mapping[str, float], criterion: str, runtime: 
         else:
             kept[space] = _largest(_worth(model, space, criterion, runtime), keep)
     runtime.progress("prune", len(amounts), len(amounts))
-    return Choice(kept, merges)
+    return KeptUnits(kept, merges)
 
 
 def merge_map(model: Model, space: str, kept_M: torch.Tensor) -> Coupling:

@@ -15,7 +15,7 @@ from ..matching.alignment import Alignment
 from ..matching.apply import transport
 from ..matching.models import Model
 from ..running.relabel import axis_index, relabel
-from .choose_units import Choice
+from .choose_units import KeptUnits
 
 Kept = Mapping[str, torch.Tensor]
 
@@ -55,7 +55,7 @@ class Pruner:
     """The tensors of a pruned network, one at a time: units dropped, merged, or made anew."""
 
     def __init__(
-        self, model: Model, choice: Choice, made: Mapping[str, torch.Tensor] | None = None
+        self, model: Model, choice: KeptUnits, made: Mapping[str, torch.Tensor] | None = None
     ) -> None:
         """Take a network and what stays of it; `made` has tensors that are something else."""
         self.model, self.choice, self.made = model, choice, made or {}

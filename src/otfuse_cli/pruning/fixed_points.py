@@ -19,7 +19,7 @@ from ..graph.model import Space
 from ..matching.alignment import Alignment
 from ..matching.alignment_costs import measure
 from ..matching.features import joined, producers
-from ..matching.match import scaled
+from ..matching.match import scale_maps
 from ..matching.match_space import read_rows, solve_rows
 from ..matching.matchers.sweep import Match, processing_order
 from ..matching.models import Model
@@ -81,7 +81,7 @@ def match_survivors(
         else:
             maps[space.id] = merge_map(dense, space.id, survivors[space.id].dense_S)
     spaces, layers = measure(dense, pruned, alignment, recipe, {})
-    alignment = scaled(dense, pruned, alignment, recipe)
+    alignment = scale_maps(dense, pruned, alignment, recipe)
     chosen = Candidate("survivors", dense.index, None, None, flop, True)
     return Match(alignment, spaces, layers, flop, (chosen,))
 

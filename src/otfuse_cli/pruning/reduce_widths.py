@@ -15,19 +15,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..checkpoint.replaced import Held
+from ..checkpoint.replaced import Replaced
 from ..errors import UsageError, few
 from ..fusion.choose_by_readers import choose_written
 from ..fusion.joint import union
-from ..fusion.joint_stream import Part, reduce_streams, stress
+from ..fusion.joint_stream import StreamParent, reduce_streams, stress
 from ..fusion.lockstep import Parent
-from ..fusion.pivoted_cholesky import reconstruct
+from ..fusion.pivoted_cholesky import combinations
 from ..fusion.positions import Positions, read_out
 from ..fusion.refit import Stress
 from ..fusion.stream_basis import Place, covariances
 from ..fusion.stream_choice import choose_heads, choose_units, read_from
 from ..graph.analysis.attentions import attention
-from ..graph.analysis.fit_targets import Layer, fits, layers
+from ..graph.analysis.fit_targets import Layer, fits, linear_layers
 from ..graph.analysis.streams import Stream, has_heads, normed_stream
 from ..graph.axes import Unit, axis_size
 from ..graph.model import LayerGraph, Role
@@ -126,16 +126,16 @@ class _Reduction:
     def turned(self, stream: Stream, ridge: float) -> Reduced:
         """A stream without axes of its own gets a basis; heads and units are chosen."""
         settled = canonical(self.run.tensors, self.graph, stream)
-        held = replace(self.model, checkpoint=Held(self.model.checkpoint, settled))
+        held = replace(self.model, checkpoint=Replaced(self.model.checkpoint, settled))
         run = replace(self.run, tensors={n: _float32(t) for n, t in settled.items()})
-        part = Part(held, stream, run)
+        part = StreamParent(held, stream, run)
         found = reduce_streams(self.small, [part], self.samples, ridge, device=self.device)
         return Reduced(replace(run, alignment=found.alignments[0]), found.tensors, found.stress)
 
     def in_place(self, spaces: Collection[str], ridge: float) -> Reduced:
         """Heads and units by what they write to what is added up; the stream stays as it is."""
         counts = self._counts()
-        by_weight = {layer.weight: layer for layer in layers(self.run.program)}
+        by_weight = {layer.weight: layer for layer in linear_layers(self.run.program)}
         readers = {s: found for s in spaces if (found := self._reader(s, by_weight)) is not None}
         maps = self._seen([s for s in spaces if s not in readers])
         reads: dict[str, tuple[int, Tensor]] = {}
@@ -149,7 +149,7 @@ class _Reduction:
                 reads[weight] = dim, read_UM
             else:
                 chosen_M = choose_units(covariance_UU, write_dU, self._most(space))
-                maps[space] = _choice(chosen_M, reconstruct(covariance_UU, chosen_M))
+                maps[space] = _choice(chosen_M, combinations(covariance_UU, chosen_M))
         return replace(self._reduced(maps, reads), stress=stress(counts, ridge))
 
     def _reduced(
@@ -198,7 +198,7 @@ class _Reduction:
             taps = [tap.features_NF.double() for tap in seen[space]]
             gram_UU = sum((u @ u.T / u.shape[1] for u in taps), start=torch.zeros(()))
             chosen_M = choose_written([self.run], space, gram_UU, self._most(space))
-            maps[space] = _choice(chosen_M, reconstruct(gram_UU, chosen_M))
+            maps[space] = _choice(chosen_M, combinations(gram_UU, chosen_M))
         return maps
 
     def _heads(self, space: str, covariance_UU: Tensor, write_dU: Tensor) -> tuple[Choice, Tensor]:

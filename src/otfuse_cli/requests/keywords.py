@@ -13,11 +13,11 @@ from ..output_names import parse_size
 from .option_text import parse_shape, parse_shares, parse_weights
 from .python_values import (
     Reader,
+    bad_value,
     many,
     options_of,
     path,
     real,
-    refused,
     text,
     text_or_path,
     whole,
@@ -62,7 +62,7 @@ def _source(name: str, value: Any) -> Source:
         return state
     if isinstance(value, str | os.PathLike):
         return path(name, value)
-    raise refused(
+    raise bad_value(
         name, value, "a checkpoint is a path, a state dict, or a module", "give one of these"
     )
 
@@ -123,7 +123,7 @@ def _key(name: str, value: Any) -> Any:
 def _samples(name: str, value: Any) -> Any:
     """A path, or arrays: those are looked at once the network is known."""
     if value is None:
-        raise refused(name, value, "a file, or arrays in memory, are meant")
+        raise bad_value(name, value, "a file, or arrays in memory, are meant")
     return path(name, value) if isinstance(value, os.PathLike) else value
 
 
@@ -140,7 +140,7 @@ def _dtype(name: str, value: Any) -> str:
         return value
     said = getattr(value, "__name__", None) if isinstance(value, type) else str(value)
     if said is None or isinstance(value, bool | int | float | list | tuple | Mapping):
-        raise refused(name, value, "a dtype is meant")
+        raise bad_value(name, value, "a dtype is meant")
     return said.removeprefix("torch.")
 
 

@@ -59,7 +59,7 @@ def flag(name: str, value: Any) -> bool:
     """True or False, numpy's as well."""
     if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
         return bool(value)
-    raise refused(name, value, "True or False is meant")
+    raise bad_value(name, value, "True or False is meant")
 
 
 def whole(name: str, value: Any) -> int:
@@ -69,7 +69,7 @@ def whole(name: str, value: Any) -> int:
             return index(value)
         except (TypeError, ValueError):
             pass
-    raise refused(name, value, "a whole number is meant")
+    raise bad_value(name, value, "a whole number is meant")
 
 
 def real(name: str, value: Any) -> float:
@@ -80,14 +80,14 @@ def real(name: str, value: Any) -> float:
             return float(value.detach() if hasattr(value, "detach") else value)
         except (TypeError, ValueError, OverflowError, RuntimeError):
             pass
-    raise refused(name, value, "a number is meant")
+    raise bad_value(name, value, "a number is meant")
 
 
 def text(name: str, value: Any) -> str:
     """A text."""
     if isinstance(value, str):
         return str(value)
-    raise refused(name, value, "a text is meant")
+    raise bad_value(name, value, "a text is meant")
 
 
 def text_or_path(name: str, value: Any) -> str:
@@ -96,7 +96,7 @@ def text_or_path(name: str, value: Any) -> str:
         return str(path(name, value))
     said = text(name, value)
     if not said:
-        raise refused(name, value, "it is empty")
+        raise bad_value(name, value, "it is empty")
     return said
 
 
@@ -106,7 +106,7 @@ def path(name: str, value: Any) -> Path:
         where = os.fspath(value)
         if isinstance(where, str) and where:
             return Path(where)
-    raise refused(name, value, "a path is meant")
+    raise bad_value(name, value, "a path is meant")
 
 
 def texts(name: str, value: Any) -> tuple[str, ...]:
@@ -124,16 +124,16 @@ def wholes(name: str, value: Any) -> tuple[int, ...]:
 def many(name: str, value: Any, one: Reader) -> list[Any]:
     """The values of a sequence, a set, an array or a generator; those of a set in order."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise refused(name, value, "several values are meant")
+        raise bad_value(name, value, "several values are meant")
     try:
         items = list(value)
     except (TypeError, RuntimeError) as error:  # an array without axes
-        raise refused(name, value, "several values are meant") from error
+        raise bad_value(name, value, "several values are meant") from error
     items = [one(name, item) for item in items]
     return sorted(items) if isinstance(value, Set) else items
 
 
-def refused(name: str, value: Any, why: str, fix: str | None = None) -> UsageError:
+def bad_value(name: str, value: Any, why: str, fix: str | None = None) -> UsageError:
     """A value that can't be meant."""
     return UsageError(
         f"{name} can't be {_said(value)}", where=f"{name}={_shown(value)}", why=why, fix=fix

@@ -145,7 +145,7 @@ def reordered_change(known: Architecture, model: Model) -> tuple[Change | None, 
         return None, (f"the function was not checked: {_first_line(error)}",)
 
 
-def check_outputs(parents: Parents, fused: Fused) -> tuple[str, ...]:
+def check_fused_outputs(parents: Parents, fused: Fused) -> tuple[str, ...]:
     """Run the fused network once on its example inputs: what comes out has to be finite.
 
     Returns:

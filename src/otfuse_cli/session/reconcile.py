@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from ..checkpoint.open import Checkpoint
 from ..checkpoint.view import View
 from ..errors import IncompatibleModels, few, only_in
-from ..graph.analysis.restrict import cut, cuttable, restrict
+from ..graph.analysis.restrict import cut_rows, cuttable, keep_tensors
 from ..graph.model import LayerGraph
 
 
@@ -62,7 +62,7 @@ def reconcile(
     elif differing:
         return Reconciled(tuple(checkpoints), graph)  # refused with all names when sizes are fitted
     if len(names) < len(graph.tensors):
-        graph = restrict(graph, names)
+        graph = keep_tensors(graph, names)
     _require_kinds(checkpoints, anchor, names)
     rows = _common_rows(checkpoints, anchor_index, graph, vocab)
     warnings += [_rows_warning(name, count, anchor, vocab) for name, count in rows.items()]
@@ -71,7 +71,7 @@ def reconcile(
     lost = anchor.infos.keys() - names
     return Reconciled(
         tuple(View(c, names, rows) for c in checkpoints),
-        cut(graph, rows),
+        cut_rows(graph, rows),
         frozenset(lost | (rows.keys() if vocab == "anchor" else set())),
         not lost and not rows,
         tuple(warnings),

@@ -42,7 +42,7 @@ class Reconstructed:
     driven: bool
 
 
-def reconstruct(
+def reconstruct_pruned(
     request: PruneRequest,
     known: Architecture,
     model: Model,

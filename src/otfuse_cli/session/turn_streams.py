@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..checkpoint.replaced import Held
+from ..checkpoint.replaced import Replaced
 from ..errors import SolveFailed, UsageError
 from ..fusion.repair import Repair
-from ..graph.analysis.blocks import Block
+from ..graph.analysis.blocks import AxisBlock
 from ..graph.analysis.streams import Stream, normed_stream
 from ..graph.model import LayerGraph
 from ..matching.alignment import Alignment
@@ -146,7 +146,7 @@ def _settled(model: Model, stream: Stream, test: _Test) -> tuple[Tensors, float]
 
 
 def _held(model: Model, tensors: Tensors) -> Model:
-    return replace(model, checkpoint=Held(model.checkpoint, tensors))
+    return replace(model, checkpoint=Replaced(model.checkpoint, tensors))
 
 
 def _match(
@@ -231,7 +231,7 @@ class _Test:
         return change_allowed(*called, one, two).error
 
 
-def _turn_pairs(tensors: Tensors, block: Block, pairs: Tensor) -> None:
+def _turn_pairs(tensors: Tensors, block: AxisBlock, pairs: Tensor) -> None:
     """Turn every pair of positions inside a block by an angle of its own."""
     held = view(block, tensors[block.tensor]).movedim(len(block.sizes) - 1, -1)
     angle = torch.arange(1.0, pairs.shape[1] + 1, dtype=torch.float64)

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ..checkpoint.replaced import Held
+from ..checkpoint.replaced import Replaced
 from ..errors import UsageError
 from ..fusion.average import Aligned
 from ..fusion.choose_by_readers import ends_at_outputs
 from ..fusion.fused import Fused
 from ..fusion.joint import choices, joined_value, union
 from ..fusion.joint_heads import add_heads
-from ..fusion.joint_stream import Part, reduce_streams
+from ..fusion.joint_stream import StreamParent, reduce_streams
 from ..fusion.recompute import renew_all
 from ..graph.analysis.fit_targets import fits
 from ..graph.analysis.streams import PostNorm, has_heads, in_heads, normed_stream, require_untied
@@ -205,10 +205,10 @@ class Ways:
         for model in self._counted(bench):
             own = normed_stream(model.graph)
             settled = canonical(bench.tensors[model.index], model.graph, own)
-            held = replace(model, checkpoint=Held(model.checkpoint, settled))
+            held = replace(model, checkpoint=Replaced(model.checkpoint, settled))
             tensors = {n: t.float() if t.is_floating_point() else t for n, t in settled.items()}
             run = replace(bench.run_parent(held, bench.weights[model.index]), tensors=tensors)
-            parts.append(Part(held, own, run))
+            parts.append(StreamParent(held, own, run))
         ridge, device = self.options.ridge, bench.runtime.device
         reduced = reduce_streams(anchor, parts, bench.samples, ridge, device=device)
         renew_all(anchor.graph, reduced.tensors)

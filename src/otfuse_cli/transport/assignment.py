@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .plan import Plan
-from .ties import TIGHT, Array, NotOptimalError, in_order, potentials, undecided
+from .ties import TIGHT, Array, NotOptimalError, potentials, tidy_assignment, undecided
 
 # Rows that temporaries hold: matrices are large, and one copy of them is enough.
 _ROWS = 256
@@ -56,13 +56,13 @@ def assign(cost: Array, tie_NN: Tie | None) -> Plan:
             break
     else:
         matched = np.searchsorted(cols, cols_N[rows])
-        cols_N[rows] = cols[in_order(tight, matched, np.array_equal(rows, cols))]
+        cols_N[rows] = cols[tidy_assignment(tight, matched, np.array_equal(rows, cols))]
     index_M = np.empty(n, dtype=np.int64)
     index_M[cols_N] = np.arange(n)
     return Plan.from_index(torch.from_numpy(index_M))
 
 
-def scaled(cost_NM: Tensor, sign: float = 1.0) -> Array:
+def scaled_to_one(cost_NM: Tensor, sign: float = 1.0) -> Array:
     """A float64 copy with entries up to 1: the power of two changes no digit."""
     peak = max(abs(bound.item()) for bound in torch.aminmax(cost_NM.detach()))
     cost = cost_NM.detach().to("cpu", torch.float64, copy=True)
@@ -75,7 +75,7 @@ def scaled(cost_NM: Tensor, sign: float = 1.0) -> Array:
 def part(tie_NM: Tie, rows: Array, cols: Array) -> Array:
     """Rows and columns of a tie cost that are still open, scaled to 1."""
     tie_NM = tie_NM if isinstance(tie_NM, Tensor) else tie_NM()
-    return scaled(tie_NM.detach().cpu()[torch.from_numpy(rows)][:, torch.from_numpy(cols)])
+    return scaled_to_one(tie_NM.detach().cpu()[torch.from_numpy(rows)][:, torch.from_numpy(cols)])
 
 
 def reduce_offsets(cost: Array) -> None:

@@ -57,7 +57,7 @@ class Choice:
         return moved.movedim(-1, dim)
 
 
-class Held(Choice):
+class PartlyFixed(Choice):
     """Some result units are certain units of the source, the others what a map says (a `Map`)."""
 
     def __init__(self, base: Map, source_S: Tensor, anchor_S: Tensor) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..errors import SolveFailed, UsageError
 from . import mass as masses
-from .assignment import Tie, assign, part, reduce_offsets, scaled
+from .assignment import Tie, assign, part, reduce_offsets, scaled_to_one
 from .plan import Plan
 from .scaling import scale
 from .ties import TIGHT, Array, NotOptimalError, has_cycle, has_ties, order_cost
@@ -103,7 +103,7 @@ def solve(
     elif n == m and _is_uniform(a_N) and _is_uniform(b_M):
         plan, name = _assignment(cost_NM, tie_NM), "assignment"
     else:
-        plan, name = _emd(scaled(cost_NM), a_N, b_M, tie_NM), "emd"
+        plan, name = _emd(scaled_to_one(cost_NM), a_N, b_M, tie_NM), "emd"
     error = max(
         float((plan.mass_N - a_N).abs().sum()),
         float((plan.mass_M - b_M).abs().sum()),
@@ -182,7 +182,7 @@ def _is_uniform(mass: Tensor) -> bool:
 
 def _assignment(cost_NN: Tensor, tie_NN: Tie | None, sign: float = 1.0) -> Plan:
     try:
-        return assign(scaled(cost_NN, sign=sign), tie_NN)
+        return assign(scaled_to_one(cost_NN, sign=sign), tie_NN)
     except NotOptimalError as error:
         _fail(cost_NN, "the assignment found is not optimal", cause=error)
 

@@ -123,7 +123,7 @@ def has_cycle(tight_NM: Array) -> bool:
             return bool(rows_open.any())
 
 
-def in_order(tight_NN: Array, cols_N: Array, same_units: bool) -> Array:
+def tidy_assignment(tight_NN: Array, cols_N: Array, same_units: bool) -> Array:
     """The optimal assignment to keep when nothing else decides: columns for the rows, ascending.
 
     The identity, if it is among them; otherwise rows (columns) that are equal in what they may

@@ -14,7 +14,7 @@ import torch
 
 from ...errors import UnreadableInput
 from ..contents import Contents
-from ..disk import Disk, count, plausible
+from ..disk import Disk, element_count, plausible
 from ..names import shown
 from ..volume import Volume
 from .rebuild import Unsupported
@@ -116,7 +116,7 @@ class _Reader:
         start, size = _natural(state["offset"]), _natural(state["length"])
         disk = self._disk(where, state["relative_path"])
         # Data are stored as they are, so that a piece larger than its place is a lie.
-        if start + size > disk.size or count(shape) * dtype.itemsize > size:
+        if start + size > disk.size or element_count(shape) * dtype.itemsize > size:
             raise _broken(where, f"its piece at {list(offsets)} does not fit into {disk.label}")
         return Piece(offsets, shape, disk, start, size)
 

@@ -16,7 +16,7 @@ from ...errors import UnreadableInput, UsageError
 from ...output_names import SUFFIXES
 from ..config import read_config
 from ..contents import Contents, disk_contents, file_contents, is_leaf
-from ..disk import Block, Disk
+from ..disk import Disk, Extent
 from ..names import shown
 from ..volume import Volume
 from .dcp import METADATA, dcp_contents, is_plain_name
@@ -190,7 +190,7 @@ def _blocks(
         if weights.get(name) != file:
             raise _mismatch(where, f"{file} holds tensor {shown(name)}, which it does not say")
         block = contents.locate(name, leaf)
-        found[name] = block.shifted(base) if isinstance(block, Block) else block
+        found[name] = block.shifted(base) if isinstance(block, Extent) else block
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ...errors import UnreadableInput
-from ..disk import Block, Disk, contiguous_stride, count, plausible
+from ..disk import Disk, Extent, contiguous_stride, element_count, plausible
 from ..names import TensorInfo, shown
 
 HEADER_LIMIT = 100_000_000  # the limit of the safetensors library
@@ -51,7 +51,7 @@ def looks_like_safetensors(head: bytes) -> bool:
     return len(head) > 8 and head[8:9] == b"{"
 
 
-def read_header(disk: Disk) -> dict[str, Block]:
+def read_header(disk: Disk) -> dict[str, Extent]:
     """Where each tensor of the file lies, in the order of the header.
 
     Names that the metadata tie to a tensor (as `safetensors.torch.save_model` does) come last.
@@ -77,7 +77,7 @@ def read_header(disk: Disk) -> dict[str, Block]:
     for name, entry in header.items():
         _require_text(disk, name)
         dtype, shape, begin, end = _entry(disk, name, entry)
-        blocks[name] = Block(data_start + begin, dtype, shape, contiguous_stride(shape))
+        blocks[name] = Extent(data_start + begin, dtype, shape, contiguous_stride(shape))
         ranges.append((begin, end, name))
     position = 0
     for begin, end, name in sorted(ranges):
@@ -123,7 +123,7 @@ def make_header(
     )
 
 
-def _tied(metadata: Any, blocks: Mapping[str, Block]) -> dict[str, Block]:
+def _tied(metadata: Any, blocks: Mapping[str, Extent]) -> dict[str, Extent]:
     if not isinstance(metadata, dict):
         return {}
     return {
@@ -151,7 +151,7 @@ def _entry(disk: Disk, name: str, entry: Any) -> tuple[torch.dtype, tuple[int, .
             fix="use a checkpoint in a floating dtype",
         )
     begin, end = offsets
-    if end - begin != count(tuple(shape)) * dtype.itemsize:
+    if end - begin != element_count(tuple(shape)) * dtype.itemsize:
         raise _broken(disk, f"tensor {name}: {end - begin} bytes for {code} {shown(str(shape))}")
     return dtype, tuple(shape), begin, end
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from ...errors import UsageError
-from ..announced import Announced, plain
+from ..announced import Announced, plain_values
 from ..draft import Draft
 from ..names import TensorInfo
 from ..open import Checkpoint
@@ -52,7 +52,7 @@ class SafetensorsWriter:
     def put_rows(self, name: str, first: int, rows: torch.Tensor) -> None:
         """Store the next rows of a tensor."""
         self._announced.check_rows(name, first, rows)
-        flat = plain(rows).contiguous().reshape(-1)
+        flat = plain_values(rows).contiguous().reshape(-1)
         if flat.numel():
             data = flat.view(torch.uint8).numpy().data
             position = self._positions[self._stored_name(name)]
@@ -64,7 +64,7 @@ class SafetensorsWriter:
         self._announced.require_complete()
 
     def _store(self, stored: str, tensor: torch.Tensor) -> None:
-        flat = plain(tensor).contiguous().reshape(-1)
+        flat = plain_values(tensor).contiguous().reshape(-1)
         if flat.numel():
             self.draft.write_at(flat.view(torch.uint8).numpy().data, self._positions[stored])
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ...errors import UnreadableInput
-from ..disk import Disk, bits_dtype, count
+from ..disk import Disk, bits_dtype, element_count
 from ..volume import Window
 from .rebuild import TensorRef
 from .torch_file import read_zip
@@ -77,8 +77,8 @@ def covers(shape: tuple[int, ...], pieces: Sequence[Piece]) -> bool:
             return False
     if len(pieces) > _MOST_PIECES or _larger_than_its_files(pieces):
         return False
-    full = [piece for piece in pieces if count(piece.shape)]
-    if sum(count(piece.shape) for piece in full) != count(shape):
+    full = [piece for piece in pieces if element_count(piece.shape)]
+    if sum(element_count(piece.shape) for piece in full) != element_count(shape):
         return False
     return not _overlap(shape, full)
 

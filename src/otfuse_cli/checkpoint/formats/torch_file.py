@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ...errors import UnreadableInput
-from ..disk import Block, Disk
+from ..disk import Disk, Extent
 from ..names import shown
 from ..wrappers import SAVE_STATE_DICT
 from .rebuild import StorageRef, TensorRef, storage_from_id
@@ -40,7 +40,7 @@ class TorchFile:
     legacy: bool
     extents: dict[str, tuple[int, int]] = field(default_factory=dict)
 
-    def block(self, name: str, tensor: TensorRef) -> Block:
+    def block(self, name: str, tensor: TensorRef) -> Extent:
         """Where a tensor lies.
 
         Raises:
@@ -50,12 +50,12 @@ class TorchFile:
         extent = self.extents.get(storage.key)
         first = storage.first * storage.dtype.itemsize + tensor.offset * itemsize
         if extent is None:
-            block = Block(0, tensor.dtype, tensor.shape, tensor.stride)
+            block = Extent(0, tensor.dtype, tensor.shape, tensor.stride)
             if block.numel == 0:
                 return block
             raise _broken(self.disk, f"the data of tensor {shown(name)} is missing")
         start, size = extent
-        block = Block(
+        block = Extent(
             start + first,
             tensor.dtype,
             tensor.shape,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..announced import Announced, plain
-from ..draft import Draft, refused
+from ..announced import Announced, plain_values
+from ..draft import Draft, refused_by_system
 from ..extras import Extras
 from ..names import TensorInfo
 from ..open import Checkpoint
@@ -54,7 +54,7 @@ class TorchWriter:
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """Take a copy: callers reuse buffers, and a view would drag its whole storage along."""
         self._announced.check(name, tensor)
-        self._tensors[name] = plain(tensor).clone(memory_format=torch.contiguous_format)
+        self._tensors[name] = plain_values(tensor).clone(memory_format=torch.contiguous_format)
         self._announced.done(name)
 
     def put_rows(self, name: str, first: int, rows: torch.Tensor) -> None:
@@ -62,7 +62,7 @@ class TorchWriter:
         info = self._announced.check_rows(name, first, rows)
         if first == 0:
             self._tensors[name] = torch.empty(info.shape, dtype=info.dtype)
-        self._tensors[name][first : first + len(rows)] = plain(rows)
+        self._tensors[name][first : first + len(rows)] = plain_values(rows)
         self._announced.done_rows(name, first + len(rows))
 
     def finish(self) -> None:
@@ -81,13 +81,13 @@ class TorchWriter:
         try:
             raw = _Noting(os.dup(self.draft.fd), "wb")
         except OSError as error:
-            raise refused(self.draft.path, error) from error
+            raise refused_by_system(self.draft.path, error) from error
         try:
             # A file object: torch would put the name of a path into the archive.
             with io.BufferedWriter(raw) as file:
                 torch.save(value, file)
         except (OSError, RuntimeError) as error:
-            raise refused(self.draft.path, raw.error or error) from error
+            raise refused_by_system(self.draft.path, raw.error or error) from error
 
     def _state_dict(self) -> dict[str, torch.Tensor]:
         """Names in the order of `like`, then those that it doesn't have; tied names together."""

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 from ...errors import UsageError
 from ..model import LayerGraph, OpKind, Role
-from .blocks import Block, blocks
+from .blocks import AxisBlock, blocks
 
 
 @dataclass(frozen=True)
-class Part:
+class Projection:
     """What makes the queries, keys or values of all heads: a block of a weight and of its bias."""
 
-    weight: Block
-    bias: Block | None
+    weight: AxisBlock
+    bias: AxisBlock | None
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Attention:
     """
 
     heads: str
-    queries: tuple[Part, Part]
-    values: Part
-    output: Block
+    queries: tuple[Projection, Projection]
+    values: Projection
+    output: AxisBlock
     output_bias: str | None
     key_bias: str | None
     turns: bool
@@ -61,8 +61,8 @@ def attention(graph: LayerGraph, heads: str) -> Attention:
         UsageError: Queries, keys, values and outputs can't be told apart.
     """
     sizes = graph.sizes
-    made: list[Part] = []
-    read: list[tuple[Block, str | None]] = []
+    made: list[Projection] = []
+    read: list[tuple[AxisBlock, str | None]] = []
     for op in graph.ops:
         weight = op.tensors.get("weight")
         if op.kind is not OpKind.LINEAR or weight is None:
@@ -73,15 +73,15 @@ def attention(graph: LayerGraph, heads: str) -> Attention:
             if Role.CONSUME in node.axes[dim].roles:
                 read += [(block, bias) for block in own]
                 continue
-            shifts: tuple[Block | None, ...] = (None,) * len(own)
+            shifts: tuple[AxisBlock | None, ...] = (None,) * len(own)
             if bias is not None:
                 shifts = blocks(graph.tensors[bias], 0, sizes)
-            made += [Part(w, b) for w, b in zip(own, shifts, strict=True)]
+            made += [Projection(w, b) for w, b in zip(own, shifts, strict=True)]
     values = [p for p in made if _is_value(graph, p.weight.spaces[-1])]
     queries = [p for p in made if not _is_value(graph, p.weight.spaces[-1])]
     plain = all(part.weight.spaces[0] == heads for part in made)
     if len(values) != 1 or len(queries) != 2 or len(read) != 1 or not plain:
-        raise refusal("an attention layer of an unknown kind", f"space {heads}")
+        raise turn_refusal("an attention layer of an unknown kind", f"space {heads}")
     inner = queries[0].weight.spaces[-1]
     output, output_bias = read[0]
     return Attention(
@@ -99,7 +99,7 @@ def _is_value(graph: LayerGraph, space: str | None) -> bool:
     return space is not None and "gl" in graph.spaces[space].exact
 
 
-def _key_bias(graph: LayerGraph, queries: list[Part], values: Part) -> str | None:
+def _key_bias(graph: LayerGraph, queries: list[Projection], values: Projection) -> str | None:
     """The bias of a layer that makes nothing but keys, read by attention as it is."""
     weights = {q.weight.tensor for q in queries}
     for op in graph.ops:
@@ -115,7 +115,9 @@ def _key_bias(graph: LayerGraph, queries: list[Part], values: Part) -> str | Non
     return None
 
 
-def refusal(what: str, where: str, *, why: str | None = None, fix: str | None = None) -> UsageError:
+def turn_refusal(
+    what: str, where: str, *, why: str | None = None, fix: str | None = None
+) -> UsageError:
     """Why the stream of a network can't be turned."""
     return UsageError(
         what,

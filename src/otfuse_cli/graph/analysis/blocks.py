@@ -14,7 +14,7 @@ from ..model import GraphTensor
 
 
 @dataclass(frozen=True)
-class Block:
+class AxisBlock:
     """One block of one axis of one tensor.
 
     Attributes:
@@ -37,14 +37,14 @@ class Block:
         return prod(self.sizes)
 
 
-def blocks(node: GraphTensor, dim: int, sizes: Mapping[str, int]) -> tuple[Block, ...]:
+def blocks(node: GraphTensor, dim: int, sizes: Mapping[str, int]) -> tuple[AxisBlock, ...]:
     """The blocks of one axis, in order."""
     found, start = [], 0
     for part in _parts(node.axes[dim].expr):
         factors = part.factors if isinstance(part, Prod) else (part,)
         widths = tuple(axis_size(f, sizes) for f in factors)
         names = tuple(f.space if isinstance(f, Unit) else None for f in factors)
-        found.append(Block(node.name, dim, start, widths, names))
+        found.append(AxisBlock(node.name, dim, start, widths, names))
         start += prod(widths)
     return tuple(found)
 

@@ -31,7 +31,7 @@ _TURNS = frozenset({"t", "transpose", "permute", "numpy_T"})
 
 
 @dataclass(frozen=True)
-class Window:
+class KernelWindow:
     """How a convolution looks at its input; lists have one entry per spatial dimension."""
 
     stride: tuple[int, ...]
@@ -60,7 +60,7 @@ class Layer:
     weight: str
     bias: str | None
     turned: bool
-    window: Window | None
+    window: KernelWindow | None
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Fit:
         return self.layer.weight.removesuffix(".weight")
 
 
-def layers(program: Program) -> tuple[Layer, ...]:
+def linear_layers(program: Program) -> tuple[Layer, ...]:
     """Every linear map whose weight is a tensor of the checkpoint and reads data."""
     return tuple(_layers(program))
 
@@ -126,7 +126,7 @@ def fits(program: Program) -> tuple[tuple[Fit, ...], tuple[str, ...]]:
     """
     uses = _uses(program)
     found, shared = [], []
-    for layer in layers(program):
+    for layer in linear_layers(program):
         if uses[layer.weight] > 1 or (layer.bias is not None and uses[layer.bias] > 1):
             shared.append(layer.weight)
         else:
@@ -219,7 +219,7 @@ def _convolution(program: Program, node: Node, name: str) -> Layer | None:
     space = len(program.axes[weight.name]) - 2
     if isinstance(given["padding"], str) or len(program.axes[values.name]) != space + 2:
         return None
-    window = Window(
+    window = KernelWindow(
         stride=_each(given["stride"], space),
         padding=_each(given["padding"], space),
         dilation=_each(given["dilation"], space),

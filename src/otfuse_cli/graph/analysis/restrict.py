@@ -11,7 +11,7 @@ from ..model import GraphTensor, LayerGraph, Op, OpKind, Role, Space
 _HALF = "its tensors are not in every model"
 
 
-def restrict(graph: LayerGraph, names: set[str]) -> LayerGraph:
+def keep_tensors(graph: LayerGraph, names: set[str]) -> LayerGraph:
     """The same graph with the tensors in `names` only.
 
     A space that has lost all tensors that make its units, or all that read them, is pinned: what
@@ -27,7 +27,7 @@ def restrict(graph: LayerGraph, names: set[str]) -> LayerGraph:
     return replace(left, spaces=spaces, ops=ops, derived=derived)
 
 
-def cut(graph: LayerGraph, rows: Mapping[str, int]) -> LayerGraph:
+def cut_rows(graph: LayerGraph, rows: Mapping[str, int]) -> LayerGraph:
     """The same graph with only the first `rows[name]` positions on axis 0 of some tensors.
 
     These axes are single pinned spaces (see `cuttable`); each gets one of its new size.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ...errors import UsageError
 from ..axes import Unit, axis_units
 from ..model import LayerGraph, Op, OpKind, Role
-from .attentions import Attention, attentions, refusal
+from .attentions import Attention, attentions, turn_refusal
 
 # Operations that treat all units alike, position by position or over positions.
 _ALIKE = frozenset({"mean"})
@@ -92,22 +92,22 @@ def normed_stream(graph: LayerGraph) -> Stream:
     }
     spaces = {op.writes.space for op in norms.values() if isinstance(op.writes, Unit)}
     if len(spaces) != 1:
-        raise refusal(
+        raise turn_refusal(
             "no single residual stream with a LayerNorm or RMSNorm",
             f"{len(spaces)} spaces behind such norms",
         )
     space = spaces.pop()
     if not any(any(made) for op in graph.ops for made in op.inputs):
-        raise refusal(
+        raise turn_refusal(
             "the data flow of the network is not known",
             graph.source,
             fix="give the network to trace: --arch file.py:factory, hf:DIR or graph.pt2",
         )
     pinned = graph.spaces[space].pinned
     if pinned is not None:
-        raise refusal(f"the residual stream can't move ({pinned})", space)
+        raise turn_refusal(f"the residual stream can't move ({pinned})", space)
     if len({op.detail for op in norms.values()}) > 1:
-        raise refusal("LayerNorm and RMSNorm on one stream", space)
+        raise turn_refusal("LayerNorm and RMSNorm on one stream", space)
     _require_pre_norm(graph, space, norms)
     require_untied(graph)
     return _Search(graph, space, norms).stream()
@@ -196,14 +196,14 @@ class _Search:
             if Role.CONSUME in roles and op.kind in _MATRICES:
                 sources = {i for made in op.inputs for i in self._behind(made)}
                 if not sources or not sources <= set(self.norms):
-                    raise refusal("a layer reads the stream before its norm", op.name)
+                    raise turn_refusal("a layer reads the stream before its norm", op.name)
             else:
                 self.writers.append(face)
             return
         if op.kind is OpKind.ADD:
             return
         if op.detail not in _ALIKE:
-            raise refusal(f"{op.detail or op.kind} works on each unit of the stream", op.name)
+            raise turn_refusal(f"{op.detail or op.kind} works on each unit of the stream", op.name)
 
     def _behind(self, made: tuple[int, ...]) -> set[int]:
         """Operations that wrote a value, seen through those that treat all units alike."""
@@ -220,10 +220,10 @@ class _Search:
         weights = [n for n in op.tensors.values() if len(self.graph.tensors[n].axes) > 1]
         places = [(n, d) for n in weights for d in self.graph.tensors[n].dims(self.space)]
         if len(places) != 1:
-            raise refusal("a layer meets the stream on more than one axis", op.name)
+            raise turn_refusal("a layer meets the stream on more than one axis", op.name)
         name, dim = places[0]
         if self.graph.tensors[name].axes[dim].expr != Unit(self.space):
-            raise refusal("a layer reads the stream together with something else", op.name)
+            raise turn_refusal("a layer reads the stream together with something else", op.name)
         self.seen.add(name)
         return Face(name, dim, op.tensors.get("bias"))
 
@@ -234,11 +234,11 @@ class _Search:
                 if other.detail in _ALIKE:
                     continue
                 if other.kind not in _MATRICES:
-                    raise refusal("what a norm writes is not read by a layer", other.name)
+                    raise turn_refusal("what a norm writes is not read by a layer", other.name)
                 readers.append(self._face(other))
         self.seen |= set(op.tensors.values())
         if "weight" not in op.tensors:
-            raise refusal("a norm without a gain in the checkpoint", op.name)
+            raise turn_refusal("a norm without a gain in the checkpoint", op.name)
         return NormSite(op.tensors["weight"], op.tensors.get("bias"), tuple(readers))
 
     def _vectors(self) -> tuple[Face, ...]:
@@ -248,6 +248,6 @@ class _Search:
                 continue
             axis = self.graph.tensors[name].axes[dim]
             if axis.expr != Unit(self.space) or not axis.roles <= {Role.VECTOR, Role.PRODUCE}:
-                raise refusal("a tensor scales the units of the stream", name)
+                raise turn_refusal("a tensor scales the units of the stream", name)
             found.append(Face(name, dim))
         return tuple(found)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import IncompatibleModels, UnreadableInput, few
-from ..derived_tensors import plain
+from ..derived_tensors import spec_view
 from ..model import LayerGraph, OpKind, Shapes
 from .adapters import refuse_adapter
 from .bind import bind, first_unproven
@@ -101,7 +101,7 @@ def _seen_plainly(arch: str, shapes: Shapes, **options: Any) -> LayerGraph | Non
 
     A spec may call a parametrised weight by the name of its layer or by its own.
     """
-    seen = plain(shapes)
+    seen = spec_view(shapes)
     if not seen.hidden:
         return None
     try:
@@ -109,7 +109,7 @@ def _seen_plainly(arch: str, shapes: Shapes, **options: Any) -> LayerGraph | Non
     except IncompatibleModels:
         if not seen.names or not arch.endswith((".yaml", ".yml")):
             raise
-        seen = plain(shapes, rename=False)
+        seen = spec_view(shapes, rename=False)
         return seen.restored(layer_graph(arch, seen.shapes, **options))
 
 

@@ -62,7 +62,7 @@ class Same:
 
 
 @dataclass(frozen=True)
-class Pinned:
+class PinRule:
     """`SPACE: REASON unless NAME, NAME`: units that stay in place where no such module exists."""
 
     space: Pattern
@@ -71,7 +71,7 @@ class Pinned:
 
 
 @dataclass(frozen=True)
-class Tied:
+class TieRule:
     """`TENSOR = OTHER unless NAME, NAME`: a tensor that also plays the part of a missing one."""
 
     tensor: str
@@ -112,8 +112,8 @@ class Spec:
     act: str = "other"
     require: tuple[Pattern, ...] = ()
     norms: str = ""
-    pinned: tuple[Pinned, ...] = ()
-    tied: tuple[Tied, ...] = ()
+    pinned: tuple[PinRule, ...] = ()
+    tied: tuple[TieRule, ...] = ()
     family: str = ""
     either: tuple[tuple[Pattern, ...], ...] = ()
     models: tuple[str, ...] = ()
@@ -283,18 +283,18 @@ def _same(text: str, where: str) -> Same:
     return Same(left, right, _names(unless), agree is not None)
 
 
-def _tied(text: str, where: str) -> Tied:
+def _tied(text: str, where: str) -> TieRule:
     found = re.fullmatch(r"\s*(\S+)\s*=\s*(\S+?)" + _UNLESS, text)
     if found is None:
         raise _bad(where, f"can't read {text!r}", "write `wte.weight = lm_head.weight unless head`")
     left, right, unless = found.groups()
-    return Tied(left, right, _patterns(_names(unless), where))
+    return TieRule(left, right, _patterns(_names(unless), where))
 
 
-def _pinned(space: str, text: str, where: str) -> Pinned:
+def _pinned(space: str, text: str, where: str) -> PinRule:
     reason, _, unless = text.partition(" unless ")
     (pattern,) = _patterns([space], where)
-    return Pinned(pattern, reason.strip(), _patterns(_names(unless), where))
+    return PinRule(pattern, reason.strip(), _patterns(_names(unless), where))
 
 
 def _names(text: str | None) -> tuple[str, ...]:

@@ -10,8 +10,8 @@ from ...errors import IncompatibleModels
 from ..axes import Axis, Fixed, axis_units, rename_units
 from ..model import PINNED, Role, Shapes
 from .expressions import parse_expression, substitute
-from .grammar import Line, Same, Tied
-from .patterns import Match, Pattern, Present
+from .grammar import Line, Same, TieRule
+from .patterns import Captured, Pattern, Present
 from .stored_shapes import integers
 
 GAINS = {"weight", "gamma", "gain", "scale", "weight_g"}
@@ -44,7 +44,7 @@ class Cover:
 
 
 def with_ties(
-    tied: Sequence[Tied], shapes: Shapes, aliases: Mapping[str, tuple[str, ...]]
+    tied: Sequence[TieRule], shapes: Shapes, aliases: Mapping[str, tuple[str, ...]]
 ) -> dict[str, tuple[str, ...]]:
     """`aliases`, and the names that `tied:` says a tensor stands for too."""
     found = dict(aliases)
@@ -177,18 +177,18 @@ class LineTable:
                     self._exact.setdefault(pattern.text, (index, at))
                 else:
                     self._open.append(((index, at), pattern))
-        self._found: dict[str, tuple[int, Match] | None] = {}
+        self._found: dict[str, tuple[int, Captured] | None] = {}
 
     def __getitem__(self, index: int) -> Line:
         return self._lines[index]
 
-    def find(self, name: str) -> tuple[int, Match] | None:
+    def find(self, name: str) -> tuple[int, Captured] | None:
         """The first line that matches the tensor `name` or its module, and what it captured."""
         if name not in self._found:
             self._found[name] = self._search(name, name.rpartition(".")[0])
         return self._found[name]
 
-    def _search(self, name: str, module: str) -> tuple[int, Match] | None:
+    def _search(self, name: str, module: str) -> tuple[int, Captured] | None:
         places = [self._exact[n] for n in (name, module) if n and n in self._exact]
         exact = min(places, default=None)
         for place, pattern in self._open:
@@ -197,7 +197,7 @@ class LineTable:
             match = pattern.match(name) or (pattern.match(module) if module else None)
             if match is not None:
                 return place[0], match
-        return None if exact is None else (exact[0], Match({}))
+        return None if exact is None else (exact[0], Captured({}))
 
 
 def _survey(table: LineTable, names: Sequence[str]) -> tuple[dict[str, int], set[str]]:

@@ -14,7 +14,7 @@ _PLAIN = re.compile(r"(?:[^(){}*|\\]|\{(?!star)[A-Za-z_]+\}|\*)*")
 
 
 @dataclass(frozen=True)
-class Match:
+class Captured:
     """What a pattern captured: numbers by name, and the texts that its stars stand for."""
 
     numbers: Captures
@@ -30,16 +30,16 @@ class Pattern:
 
     text: str
 
-    def match(self, name: str) -> Match | None:
+    def match(self, name: str) -> Captured | None:
         """What `{i}` and `*` stand for when `name` matches as a whole, else None."""
         if self.literal:
-            return Match({}) if name == self.text else None
+            return Captured({}) if name == self.text else None
         found = self._compiled.fullmatch(name)
         if found is None:
             return None
         groups = {k: v for k, v in found.groupdict().items() if v is not None}
         numbers = {k: int(v) for k, v in groups.items() if not k.startswith("star")}
-        return Match(numbers, tuple(v for k, v in groups.items() if k.startswith("star")))
+        return Captured(numbers, tuple(v for k, v in groups.items() if k.startswith("star")))
 
     def check(self) -> None:
         """Raise ValueError where the text isn't a pattern."""

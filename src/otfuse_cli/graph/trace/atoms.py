@@ -88,15 +88,15 @@ def head(form: Form) -> Form:
     return parts[0] if len(parts) == 1 else Plus(tuple(parts))
 
 
-def size(form: Form) -> int:
+def size_of(form: Form) -> int:
     """Number of positions."""
     match form:
         case Atom():
             return form.size
         case Times(factors):
-            return prod(size(f) for f in factors)
+            return prod(size_of(f) for f in factors)
         case Plus(parts):
-            return sum(size(p) for p in parts)
+            return sum(size_of(p) for p in parts)
 
 
 def leaves(form: Form) -> Iterator[Atom]:
@@ -116,13 +116,13 @@ def pin(form: Form, reason: str) -> None:
         leaf.reason = leaf.reason or reason
 
 
-def restrict(form: Form, kinds: frozenset[str]) -> None:
+def allow_only(form: Form, kinds: frozenset[str]) -> None:
     """Allow only maps of these kinds."""
     for leaf in list(leaves(form)):
         leaf.exact &= kinds
 
 
-def is_pinned(form: Form) -> bool:
+def is_fixed(form: Form) -> bool:
     """Whether no position can move."""
     return all(leaf.reason is not None for leaf in leaves(form))
 
@@ -135,8 +135,8 @@ def unify(a: Form, b: Form) -> None:
     a, b = head(a), head(b)
     if a is b:
         return
-    if size(a) != size(b):
-        raise ValueError(f"axes of sizes {size(a)} and {size(b)} can't be one")
+    if size_of(a) != size_of(b):
+        raise ValueError(f"axes of sizes {size_of(a)} and {size_of(b)} can't be one")
     if isinstance(a, Atom):
         _bind(a, b)
     elif isinstance(b, Atom):
@@ -153,7 +153,7 @@ def unify(a: Form, b: Form) -> None:
 
 def cut(form: Form, at: int) -> tuple[Form, Form]:
     """Split an axis before position `at` (0 < at < size)."""
-    total = size(form)
+    total = size_of(form)
     left, right = _split(form, at, total - at)
     return left, right
 
@@ -184,14 +184,14 @@ def _bind(atom: Atom, form: Form) -> None:
     if any(leaf is atom for leaf in leaves(form)):
         # c = 1 * c holds; anything else that contains itself has no finer form
         if isinstance(form, Times):
-            rest = [f for f in form.factors if size(f) != 1]
+            rest = [f for f in form.factors if size_of(f) != 1]
             if len(rest) == 1 and head(rest[0]) is atom:
                 return
         pin(form, INCOMPATIBLE)
         return
     if atom.reason is not None:
         pin(form, atom.reason)
-    restrict(form, atom.exact)
+    allow_only(form, atom.exact)
     atom.bound = form
 
 
@@ -200,7 +200,7 @@ def _match_factors(a: list[Form], b: list[Form]) -> None:
     while a and b:
         a, b = _flat_factors(a), _flat_factors(b)
         x, y = a.pop(), b.pop()
-        m, n = size(x), size(y)
+        m, n = size_of(x), size_of(y)
         if m == n:
             unify(x, y)
         elif m == 1:
@@ -214,10 +214,10 @@ def _match_factors(a: list[Form], b: list[Form]) -> None:
                     pin(rest, INCOMPATIBLE)
                 return
             for side, factor in ((a, x), (b, y)):
-                if size(factor) == common:
+                if size_of(factor) == common:
                     side.append(factor)
                 else:
-                    outer, inner = Atom(size(factor) // common), Atom(common)
+                    outer, inner = Atom(size_of(factor) // common), Atom(common)
                     unify(factor, Times((outer, inner)))
                     side.extend((outer, inner))
 
@@ -226,7 +226,7 @@ def _match_parts(a: list[Form], b: list[Form]) -> None:
     """Unify two sums at the union of their split points."""
     while a and b:
         x, y = a.pop(0), b.pop(0)
-        m, n = size(x), size(y)
+        m, n = size_of(x), size_of(y)
         if m > n:
             x, rest = _split(x, n, m - n)
             a.insert(0, rest)
@@ -240,22 +240,22 @@ def _match_sum(total: Plus, product: Form) -> None:
     """Unify a sum with a product: distribute the sum over the product's inner factors."""
     assert isinstance(product, Times)
     inner = product.factors[-1]
-    step = size(inner)
-    if all(size(part) % step == 0 for part in total.parts):
+    step = size_of(inner)
+    if all(size_of(part) % step == 0 for part in total.parts):
         outers: list[Form] = []
         for part in total.parts:
-            outers.append(Atom(size(part) // step))
-            unify(part, inner if size(part) == step else Times((outers[-1], inner)))
+            outers.append(Atom(size_of(part) // step))
+            unify(part, inner if size_of(part) == step else Times((outers[-1], inner)))
         unify(Plus(tuple(outers)), Times(product.factors[:-1]))
         return
     # the parts don't align with the product: its blocks are all alike, and stay where they are
     outer, rest = product.factors[0], Times(product.factors[1:])
     pin(outer, INCOMPATIBLE)
-    block = size(rest)
-    _match_parts(list(total.parts), [Atom(block) for _ in range(size(outer))])
+    block = size_of(rest)
+    _match_parts(list(total.parts), [Atom(block) for _ in range(size_of(outer))])
     remaining: Form = total
-    for _ in range(size(outer) - 1):
-        piece, remaining = _split(remaining, block, size(remaining) - block)
+    for _ in range(size_of(outer) - 1):
+        piece, remaining = _split(remaining, block, size_of(remaining) - block)
         unify(piece, rest)
     unify(remaining, rest)
 
@@ -271,7 +271,7 @@ def _split(form: Form, left: int, right: int) -> tuple[Form, Form]:
         return _split_sum(top, left)
     for at in range(1, len(top.factors)):
         inner = Times(top.factors[at:])
-        step = size(inner)
+        step = size_of(inner)
         if left % step:
             continue
         before: Form
@@ -292,7 +292,7 @@ def _split_sum(form: Plus, left: int) -> tuple[Form, Form]:
     parts = list(form.parts)
     while left:
         part = parts.pop(0)
-        n = size(part)
+        n = size_of(part)
         if n > left:
             part, rest = _split(part, left, n - left)
             parts.insert(0, rest)

@@ -28,7 +28,7 @@ class Label:
     @property
     def size(self) -> int:
         """Number of positions."""
-        return atoms.size(self.form)
+        return atoms.size_of(self.form)
 
 
 Labels = Sequence[Label]
@@ -198,7 +198,7 @@ class Call:
     def restrict(self, labels: Label | Labels, *kinds: str) -> None:
         """Allow only permutations and the kinds named."""
         for label in (labels,) if isinstance(labels, Label) else labels:
-            atoms.restrict(label.form, frozenset({"perm", *kinds}))
+            atoms.allow_only(label.form, frozenset({"perm", *kinds}))
 
     def keep(self, label: Label) -> None:
         """A contraction over a single position: it is a unit, of a space that has only one."""

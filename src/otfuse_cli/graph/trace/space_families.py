@@ -18,7 +18,7 @@ Path = tuple[tuple[bool, int], ...]
 
 
 @dataclass(frozen=True)
-class Place:
+class Occurrence:
     """One occurrence of a leaf in a value."""
 
     leaf: Atom
@@ -50,23 +50,23 @@ def find_families(contexts: Iterable[Sequence[Form]]) -> dict[Atom, Atom]:
     return _without_cycles(candidates)
 
 
-def _places(axes: Sequence[Form]) -> Iterator[Place]:
+def _places(axes: Sequence[Form]) -> Iterator[Occurrence]:
     for axis, form in enumerate(axes):
         yield from _descend(form, axis, ())
 
 
-def _descend(form: Form, axis: int, path: Path) -> Iterator[Place]:
+def _descend(form: Form, axis: int, path: Path) -> Iterator[Occurrence]:
     top = head(form)
     if isinstance(top, Atom):
         if is_unit(top):
-            yield Place(top, axis, path)
+            yield Occurrence(top, axis, path)
         return
     product = isinstance(top, Times)
     for i, child in enumerate(top.factors if isinstance(top, Times) else top.parts):
         yield from _descend(child, axis, (*path, (product, i)))
 
 
-def _indices(place: Place, places: Sequence[Place]) -> list[Atom]:
+def _indices(place: Occurrence, places: Sequence[Occurrence]) -> list[Atom]:
     """Leaves that index `place` here: exactly one of them beside it. Nearest first."""
     ranked: dict[Atom, list[tuple[int, bool]]] = {}
     for order, other in enumerate(places):
@@ -83,7 +83,7 @@ def _indices(place: Place, places: Sequence[Place]) -> list[Atom]:
     return [leaf for _, leaf in sorted(good, key=lambda item: item[0])]
 
 
-def _beside(place: Place, other: Place) -> bool | None:
+def _beside(place: Occurrence, other: Occurrence) -> bool | None:
     """True: every position of `place` has one unit of `other`; None: they never meet."""
     common = 0
     if place.axis == other.axis:
@@ -94,14 +94,14 @@ def _beside(place: Place, other: Place) -> bool | None:
     return all(product for product, _ in other.path[common:])
 
 
-def _distance(place: Place, other: Place, order: int) -> int:
+def _distance(place: Occurrence, other: Occurrence, order: int) -> int:
     if place.axis != other.axis:
         return 10_000 + order
     outer = other.path < place.path
     return (0 if outer else 1_000) + abs(len(place.path) - len(other.path)) + _gap(place, other)
 
 
-def _gap(place: Place, other: Place) -> int:
+def _gap(place: Occurrence, other: Occurrence) -> int:
     for (_, mine), (_, its) in zip(place.path, other.path, strict=False):
         if mine != its:
             return abs(mine - its)

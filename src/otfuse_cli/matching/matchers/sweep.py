@@ -23,7 +23,7 @@ from ..alignment import Alignment
 from ..features import Producer, producers
 from ..large_space import LargeSpace, large_space
 from ..match_space import (
-    Rows,
+    ProducerRows,
     identity_cost,
     layer_records,
     observed_rows,
@@ -135,7 +135,7 @@ class _Sweep:
         else:
             self._solve_map(space, rows)
 
-    def _solve_map(self, space: Space, rows: Rows) -> None:
+    def _solve_map(self, space: Space, rows: ProducerRows) -> None:
         if space.id in self.streams:
             solution = _stay(space, rows, self.recipe)
         else:
@@ -166,7 +166,7 @@ class _Sweep:
         self.layers += layers
         self.measured |= {(space.id, p.weight) for p in large.producers}
 
-    def _solve_family(self, space: Space, rows: Rows) -> None:
+    def _solve_family(self, space: Space, rows: ProducerRows) -> None:
         """One independent map for each anchor unit of the index space."""
         self._require_hard_index(space)
         plans, records = [], []
@@ -180,7 +180,7 @@ class _Sweep:
         self.plans[space.id] = plans
         self.spaces.append(mean_record(records))
 
-    def _record(self, space: str, rows: Rows, solution: Solution) -> SpaceRecord:
+    def _record(self, space: str, rows: ProducerRows, solution: Solution) -> SpaceRecord:
         index, recipe = self.source.index, self.recipe
         return space_record(space, index, rows, solution, recipe, random=self.random)
 
@@ -226,7 +226,7 @@ class _Sweep:
             if s.per == space.id and s.id not in self.families
         )
 
-    def _measure(self, rows: Rows, plan: Plan, space: str) -> None:
+    def _measure(self, rows: ProducerRows, plan: Plan, space: str) -> None:
         self.layers += layer_records(rows, plan, self.source.index, self.recipe, random=self.random)
         self.measured |= {(space, p.weight) for p in rows.producers}
         if rows.observed:
@@ -275,7 +275,7 @@ def output_records(
     return records
 
 
-def _stay(space: Space, rows: Rows, recipe: Recipe) -> Solution:
+def _stay(space: Space, rows: ProducerRows, recipe: Recipe) -> Solution:
     cost = identity_cost(rows, recipe)
     sizes = (rows.source[0].shape[0], rows.anchor[0].shape[0])
     if cost is None:

@@ -16,7 +16,7 @@ from .table import rule
     "_scaled_dot_product_cudnn_attention",
     "_scaled_dot_product_attention_math",
 )
-def attention(call: Call) -> object:
+def softmax_attention(call: Call) -> object:
     """Softmax(q k^T + mask) v."""
     q, k, v = (call.value(name) for name in ("query", "key", "value"))
     if not q.ndim == k.ndim == v.ndim:

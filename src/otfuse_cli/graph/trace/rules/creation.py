@@ -18,7 +18,7 @@ CONSTANT = (
 
 
 @rule(*UNIFORM, creates=True)
-def uniform(call: Call) -> Labels:
+def equal_everywhere(call: Call) -> Labels:
     """Every element is equal."""
     return [call.fresh(n) for n in call.shape]
 

@@ -14,7 +14,7 @@ INDEXED = "indexed"
 ORDERED = "order matters"
 
 
-def cut(call: Call, label: Label, sizes: Sequence[int]) -> list[Label]:
+def slice_axis(call: Call, label: Label, sizes: Sequence[int]) -> list[Label]:
     """Consecutive parts of an axis; parts of no positions are pinned stand-ins."""
     real = [n for n in sizes if n]
     if len(real) == 1:
@@ -50,12 +50,12 @@ def slice_(call: Call) -> Labels:
 def _strided(call: Call, label: Label, start: int, end: int, step: int) -> Label:
     n = label.size
     if step == 1:
-        return cut(call, label, [start, max(end - start, 0), n - max(end, start)])[1]
+        return slice_axis(call, label, [start, max(end - start, 0), n - max(end, start)])[1]
     taken = len(range(start, end, step))
     if n % step == 0 and taken == n // step:
         outer, phase = call.fresh(taken), call.fresh(step)
         call.unify(label, Label(Times((outer.form, phase.form))))
-        cut(call, phase, [start, 1, step - start - 1])
+        slice_axis(call, phase, [start, 1, step - start - 1])
         return Label(outer.form, label.origins)
     call.pin(label, INDEXED)
     return call.pinned(taken, INDEXED)
@@ -79,7 +79,7 @@ def _selected(call: Call, value: Value, axis: int, index: int) -> Labels:
             Label(own[o.form], o.origins) if isinstance(o.form, Atom) and o.form in own else o
             for o in rest
         ]
-    cut(call, label, [index, 1, label.size - index - 1])
+    slice_axis(call, label, [index, 1, label.size - index - 1])
     return rest
 
 
@@ -93,11 +93,11 @@ def unbind(call: Call) -> object:
 
 @rule("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk",
       "split_copy", "split_with_sizes_copy", "unsafe_split_with_sizes", uniform=True)  # fmt: skip
-def split(call: Call) -> object:
+def split_axis(call: Call) -> object:
     """Consecutive parts of an axis."""
     value = call.value("self")
     axis = int(call.get("dim", 0)) % value.ndim
-    pieces = cut(call, value.labels[axis], [shape[axis] for shape in call.shapes])
+    pieces = slice_axis(call, value.labels[axis], [shape[axis] for shape in call.shapes])
     return [[*value.labels[:axis], piece, *value.labels[axis + 1 :]] for piece in pieces]
 
 
@@ -111,7 +111,7 @@ def scatter_part(call: Call) -> Labels:
     its = list(part.labels)
     if call.name == "select_scatter":
         index = int(call["index"]) % label.size
-        cut(call, label, [index, 1, label.size - index - 1])
+        slice_axis(call, label, [index, 1, label.size - index - 1])
     else:
         start, end, step = _bounds(call, label.size)
         target = _strided(call, label, start, end, step)

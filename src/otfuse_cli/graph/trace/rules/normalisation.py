@@ -29,7 +29,7 @@ def _parameters(call: Call, labels: Labels, *, running: bool = False) -> dict[st
     "batch_norm", "_native_batch_norm_legit_no_training", "native_batch_norm", "cudnn_batch_norm",
     "_batch_norm_no_update", "miopen_batch_norm",
 )  # fmt: skip
-def batch_norm(call: Call) -> object:
+def running_batch_norm(call: Call) -> object:
     """Per channel, with running statistics."""
     value = call.value("input")
     if call.flag("training") or call.flag("train"):

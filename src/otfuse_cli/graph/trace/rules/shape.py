@@ -125,7 +125,7 @@ def _moved(labels: list[Label], source: int | Sequence[int], target: int | Seque
 
 
 @rule("expand", "broadcast_to", moves=True)
-def expand(call: Call) -> Labels:
+def broadcast_axes(call: Call) -> Labels:
     """A broadcast axis: all its positions are equal, so it belongs to nobody."""
     value = _self(call)
     lead = len(call.shape) - value.ndim
