@@ -26,7 +26,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 
 from nets import Mlp, ResNet, Vgg, randomise, state
-from otfuse_cli.commands import merge
+from otfuse_cli.session import pipeline
 from test_twins import permuted, widened
 
 State = dict[str, torch.Tensor]
@@ -448,13 +448,13 @@ def read_only(patch: pytest.MonkeyPatch, folder: Path) -> None:
 
 def shrinking(patch: pytest.MonkeyPatch, folder: Path) -> None:
     """The source loses its end after it was opened and read once."""
-    real = merge.open_bench
+    real = pipeline.open_bench
 
     def open_bench(*args: Any) -> Any:
         os.truncate(folder / "a.pt", 1500)
         return real(*args)
 
-    patch.setattr(merge, "open_bench", open_bench)
+    patch.setattr(pipeline, "open_bench", open_bench)
 
 
 def exists(build: Callable[[Path], Lines], name: str) -> Callable[[Path], Lines]:

@@ -56,7 +56,7 @@ def run_curve(request: CurveRequest, *, progress: Progress = silent) -> Report:
             )
         with watch("read"):
             arch = arch_of_each(request.arch, len(checkpoints))[_ANCHOR]
-            bench = set_up(request, parents.known, arch, recipe.seed, runtime.device)
+            bench = set_up(request, parents.shared_architecture, arch, recipe.seed, runtime.device)
             inputs = tuple(c.record() for c in checkpoints)
         (source,) = parents.sources
         weights = [at / (request.steps - 1) for at in range(request.steps)]
@@ -106,7 +106,11 @@ def run_curve(request: CurveRequest, *, progress: Progress = silent) -> Report:
             **_columns(curves),
             "loss barrier": {name: barrier(points) for name, points in curves.items()},
         },
-        warnings=(*parents.warnings, *report.warnings, *remarks(parents.known, scores)),
+        warnings=(
+            *parents.warnings,
+            *report.warnings,
+            *remarks(parents.shared_architecture, scores),
+        ),
         timings=dict(watch.seconds),
         peak_rss_bytes=peak_rss_bytes(),
     )

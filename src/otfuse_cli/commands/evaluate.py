@@ -86,8 +86,8 @@ def run_evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> Re
             parents = assemble(checkpoints, 0, request.arch, "cpu")
         with watch("read"):
             arch = arch_of_each(request.arch, len(checkpoints))[0]
-            bench = set_up(request, parents.known, arch, request.seed, device)
-            own = {at: bench.of(known) for at, known in parents.own.items()}
+            bench = set_up(request, parents.shared_architecture, arch, request.seed, device)
+            own = {at: bench.of(known) for at, known in parents.own_architectures.items()}
             benches = [own.get(model.index, bench) for model in parents.models]
             inputs = tuple(c.record() for c in checkpoints)
         names = distinct([c.label for c in checkpoints])
@@ -115,7 +115,7 @@ def run_evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> Re
         },
         graph=graph_record(parents.anchor.graph),
         evaluation={"samples": bench.samples.count, **measures(scores)},
-        warnings=remarks(parents.known, scores),
+        warnings=remarks(parents.shared_architecture, scores),
         timings=dict(watch.seconds),
         peak_rss_bytes=peak_rss_bytes(),
     )

@@ -41,8 +41,8 @@ from ..session.outputs import (
     target_info,
 )
 from ..session.parents import graph_record, open_checkpoints, shapes_of
+from ..session.plan import report_path
 from ..session.tied_tensors import tie
-from .merge import report_path
 
 if TYPE_CHECKING:
     from ..session.reconstruct_pruned import Reconstructed

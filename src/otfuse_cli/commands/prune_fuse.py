@@ -25,9 +25,10 @@ from ..requests.recipe import Recipe
 from ..requests.requests import ImproveOptions, PruneFuseRequest
 from ..runtime import Progress, Runtime, silent
 from ..session.parents import Parents
+from ..session.pipeline import run
+from ..session.plan import MergePlan, Steps, report_path
 from ..session.pruned_parents import assemble_pruned
 from ..transport.choice import PartlyFixed
-from .merge import MergePlan, Steps, report_path, run
 
 # Weight of a dense net whose units are all that the pruned one has (docs/methods.md, measured on
 # training images), and of one that the pruned net was trained away from.

@@ -86,7 +86,7 @@ class Bench:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What running the networks rests on without anybody having said so."""
-        assumption = self.parents.known.assumption
+        assumption = self.parents.shared_architecture.assumption
         return () if assumption is None else (assumption,)
 
     @property

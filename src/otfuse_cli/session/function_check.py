@@ -82,7 +82,7 @@ def check_function(parents: Parents, aligned: Sequence[Aligned], *, seed: int = 
     """
     if not aligned:
         return Checks(), ()
-    known = parents.known
+    known = parents.shared_architecture
     verdict = declared(known.graph)
     unlike = [a for a in aligned if a.alignment.overrides or a.alignment.scales]
     if known.network is None:

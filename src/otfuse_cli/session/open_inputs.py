@@ -171,7 +171,7 @@ def open_bench(
                 samples,
                 device=runtime.device,
                 read=tensors[model.index],
-                graph=parents.known.graph,
+                graph=parents.shared_architecture.graph,
             )
         programs[model.index] = by_shape[key]
         _require_one_network(parents, model, programs, instead)
@@ -260,11 +260,13 @@ def _kind(parents: Parents, options: FusionOptions) -> str:
     """What is made up. Where attention reads an image, plain leaves do harm (docs/methods.md)."""
     from ..running.inputs import slots
 
-    network, kind = parents.known.network, options.synthetic_kind
+    network, kind = parents.shared_architecture.network, options.synthetic_kind
     if kind != "auto" or network is None:
         return kind
     image = [len(slot.shape) == 3 and not slot.integer for slot in slots(network)] == [True]
-    heads = any(space.per is not None for space in parents.known.graph.spaces.values())
+    heads = any(
+        space.per is not None for space in parents.shared_architecture.graph.spaces.values()
+    )
     return "class" if image and heads else kind
 
 

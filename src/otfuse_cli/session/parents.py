@@ -43,7 +43,7 @@ class Parents:
     Attributes:
         models: What all checkpoints have (see `reconcile`): usually all of each.
         anchor_index: Position of the anchor.
-        known: The architecture of all models, or of the anchor.
+        shared_architecture: Of all models, or of the anchor.
         whole: The anchor with all its tensors and rows.
         kept: Tensors of the anchor that are not averaged, since the models differ in them.
         complete: Every model has all tensors and rows of the anchor.
@@ -53,12 +53,12 @@ class Parents:
         weights: In place of the plan's, where they follow from what the models are.
         config: What the config.json of an output folder is to say in place of the anchor's.
         copies: Names under which `stored_like` holds a tensor again.
-        own: Architectures of models that have a network of their own, by index.
+        own_architectures: Of models that have a network of their own, by index.
     """
 
     models: tuple[Model, ...]
     anchor_index: int
-    known: Architecture
+    shared_architecture: Architecture
     whole: Model
     kept: frozenset[str] = frozenset()
     complete: bool = True
@@ -68,7 +68,7 @@ class Parents:
     weights: tuple[float, ...] | None = None
     config: Mapping[str, Any] | None = None
     copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    own: Mapping[int, Architecture] = field(default_factory=dict)
+    own_architectures: Mapping[int, Architecture] = field(default_factory=dict)
 
     def names(self, name: str) -> tuple[str, ...]:
         """Every name under which a tensor of the anchor is stored."""
@@ -76,7 +76,7 @@ class Parents:
 
     def architecture(self, index: int) -> Architecture:
         """That of one model: with the network that runs at its widths, where there is one."""
-        return self.own.get(index, self.known)
+        return self.own_architectures.get(index, self.shared_architecture)
 
     def stored(self, name: str, tensor: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """What is written for one fused tensor of the anchor."""
@@ -299,7 +299,7 @@ def fit(
         common.kept,
         common.complete,
         (*(c.remark for c in checkpoints if c.remark), *common.warnings, *guesses),
-        own=own,
+        own_architectures=own,
     )
 
 

@@ -87,7 +87,7 @@ def _assembled(
         common.kept,
         common.complete,
         (*one.warnings, *(c.remark for c in files if c.remark), *common.warnings),
-        own=theirs,
+        own_architectures=theirs,
     )
     if request.keep_shape and compaction is not None:
         return replace(parents, stored_like=stored, store=compaction.restored), remarks

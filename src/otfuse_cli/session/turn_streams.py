@@ -71,12 +71,12 @@ def turn(
         SolveFailed: A parent would compute something else.
     """
     _require_plain(parents, used, recipe)
-    network = require_network(parents.known, arch, "--residual orthogonal")
+    network = require_network(parents.shared_architecture, arch, "--residual orthogonal")
     graph = parents.anchor.graph
     stream = normed_stream(graph)
-    test = _Test(network, parents.known.names, graph)
+    test = _Test(network, parents.shared_architecture.names, graph)
     tests: dict[int, _Test] = {}
-    for at, known in parents.own.items():
+    for at, known in parents.own_architectures.items():
         own = require_network(known, arch, "--residual orthogonal")
         tests[at] = _Test(own, known.names, graph)
     anchor = parents.anchor

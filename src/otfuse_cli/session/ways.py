@@ -157,9 +157,9 @@ class Ways:
         for model in (anchor, *(a.model for a in self.fused.sources)):
             if bench.weights[model.index] <= 0:
                 continue
-            ours = model.index not in bench.parents.own  # theirs are traced already
+            ours = model.index not in bench.parents.own_architectures  # theirs are traced already
             if ours and has_heads(anchor.graph) and model.graph.sizes != anchor.graph.sizes:
-                graph = graph_at(bench.parents.known, bench.tensors[model.index])
+                graph = graph_at(bench.parents.shared_architecture, bench.tensors[model.index])
                 model = replace(model, graph=graph)
             found.append(model)
         return found
