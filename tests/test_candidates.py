@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -63,8 +64,10 @@ def test_every_way_is_tried_and_one_is_taken(widths):
     assert {f"refit: {name}, held out" for name in names} <= set(report.timings)
 
 
-def hits(right: int, of: int = 20) -> torch.Tensor:
-    return torch.arange(of) < right
+def verdict(right: int, distances: torch.Tensor | None = None, of: int = 20) -> SimpleNamespace:
+    """Right on the first inputs, so far from the ensemble on each."""
+    far = torch.ones(of) if distances is None else distances
+    return SimpleNamespace(hits=torch.arange(of) < right, hit_rate=right / of, distances=far)
 
 
 @pytest.mark.parametrize(
@@ -78,12 +81,11 @@ def hits(right: int, of: int = 20) -> torch.Tensor:
     ],
 )
 def test_a_graft_is_tried_where_joint_fusion_leads_and_something_is_left(right, tried):
-    trial = _Trial(None, None, None, hits={n: hits(count) for n, count in right.items()})
-    trial.distances = {n: torch.ones(20) for n in right}
+    trial = _Trial(None, None, None, {name: verdict(count) for name, count in right.items()})
     order = ("head", "joint", "graft 10%", "graft 25%")
     assert trial.may_win("graft 10%", order) is tried
     assert trial.may_win("joint", order)
-    trial.hits["graft 10%"], trial.distances["graft 10%"] = hits(1), torch.ones(20)
+    trial.verdicts["graft 10%"] = verdict(1)
     assert not trial.may_win("graft 25%", order)
 
 
@@ -98,9 +100,9 @@ def test_a_graft_is_tried_where_joint_fusion_leads_and_something_is_left(right, 
     ],
 )
 def test_the_first_way_is_left_for_one_that_is_clearly_better(right, distances, best):
-    trial = _Trial(None, None, None, hits={n: hits(count) for n, count in right.items()})
     noise = torch.linspace(0.9, 1.1, 20)
-    trial.distances = {n: noise * distances.get(n, 1.0) for n in right}
+    verdicts = {n: verdict(count, noise * distances.get(n, 1.0)) for n, count in right.items()}
+    trial = _Trial(None, None, None, verdicts)
     assert trial.best(("head", "joint")) == best
 
 

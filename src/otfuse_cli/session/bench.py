@@ -143,45 +143,26 @@ class Bench:
         """How often a network at the anchor's widths says what the parents' ensemble says."""
         return self._agreement(tensors, self.choice)
 
-    def hits(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """On which inputs, or positions of them, it is right: as labels say, or the ensemble."""
-        said = self._said(tensors)
-        labels = self._labels(said)
-        return said == (self.choice if labels is None else labels)
+    def _agreement(self, tensors: Mapping[str, Tensor], choice: Tensor) -> float:
+        logits = self.logits(self.programs[self.anchor], tensors)
+        return _share(logits.argmax(-1), choice)
 
-    def distances(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Squares by which its probabilities miss the ensemble's, by input and position."""
-        probabilities = self.logits(self.programs[self.anchor], tensors).softmax(-1)
-        return (probabilities - self.mixture).square().sum(-1)
+    def verdict(self, tensors: Mapping[str, Tensor]) -> Verdict:
+        """What a network at the anchor's widths is worth on the inputs that are judged."""
+        return Verdict(self.logits(self.programs[self.anchor], tensors), self)
+
+    def anchor_verdict(self) -> Verdict:
+        """What the anchor alone is worth on them."""
+        return Verdict(self._logits[self.anchor], self)
 
     def yardsticks(self) -> tuple[StepRecord, ...]:
-        """What every parent is worth by itself on the inputs that are judged."""
-        said = {at: logits.argmax(-1) for at, logits in sorted(self._logits.items())}
+        """What every parent is worth by itself on them."""
+        verdicts = {at: Verdict(logits, self) for at, logits in sorted(self._logits.items())}
         return tuple(
-            self._record(f"parent {at}" + " (anchor)" * (at == self.anchor), theirs, kept=False)
-            for at, theirs in said.items()
-            if theirs.shape == self.choice.shape
+            verdict.step(f"parent {at}" + " (anchor)" * (at == self.anchor), kept=False)
+            for at, verdict in verdicts.items()
+            if verdict.choice.shape == self.choice.shape
         )
-
-    def _agreement(self, tensors: Mapping[str, Tensor], choice: Tensor) -> float:
-        return _share(self._said(tensors), choice)
-
-    def _said(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        return self.logits(self.programs[self.anchor], tensors).argmax(-1)
-
-    def step(self, name: str, tensors: Mapping[str, Tensor], *, kept: bool = True) -> StepRecord:
-        """What a step gave: agreement and, with labels, accuracy in percent."""
-        return self._record(name, self._said(tensors), kept=kept)
-
-    def _record(self, name: str, said: Tensor, *, kept: bool) -> StepRecord:
-        labels = self._labels(said)
-        accuracy = None if labels is None else 100 * _share(said, labels)
-        return StepRecord(name, _share(said, self.choice), accuracy, kept)
-
-    def _labels(self, said: Tensor) -> Tensor | None:
-        """Labels of the inputs that are judged, if there is one for each class that is said."""
-        labels = self.judged.labels
-        return labels if labels is not None and labels.shape == said.shape else None
 
     def run_parents(self, aligned: Sequence[Aligned]) -> list[Parent]:
         """Everyone with a share as the refit runs them, the anchor first."""
@@ -240,6 +221,55 @@ class Bench:
             parents = self.run_parents(aligned)
             changed = rescale(parents, program, copy, self.samples, **more)  # type: ignore[arg-type]
         return copy if changed else None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a network says on the inputs that are judged, from one pass over them.
+
+    Attributes:
+        logits: Classes last, on the CPU.
+        bench: The inputs, and what the parents say on them.
+    """
+
+    logits: Tensor
+    bench: Bench
+
+    @cached_property
+    def choice(self) -> Tensor:
+        """The likeliest class of every input, or of every position."""
+        return self.logits.argmax(-1)
+
+    @cached_property
+    def hits(self) -> Tensor:
+        """Where it is right: as labels say, or as the parents' ensemble does without labels."""
+        return self.choice == (self.bench.choice if self._labels is None else self._labels)
+
+    @property
+    def hit_rate(self) -> float:
+        """How often it is right, from 0 to 1."""
+        return float(self.hits.double().mean())
+
+    @cached_property
+    def distances(self) -> Tensor:
+        """Squares by which its probabilities miss the ensemble's, by input and position."""
+        return (self.logits.softmax(-1) - self.bench.mixture).square().sum(-1)
+
+    @cached_property
+    def agreement(self) -> float:
+        """How often it says what the parents' ensemble says, from 0 to 1."""
+        return _share(self.choice, self.bench.choice)
+
+    def step(self, name: str, *, kept: bool = True) -> StepRecord:
+        """The same for the report: agreement and, with labels, accuracy in percent."""
+        accuracy = None if self._labels is None else 100 * _share(self.choice, self._labels)
+        return StepRecord(name, self.agreement, accuracy, kept)
+
+    @property
+    def _labels(self) -> Tensor | None:
+        """Labels of the inputs, if there is one for each class that is said."""
+        labels = self.bench.judged.labels
+        return labels if labels is not None and labels.shape == self.choice.shape else None
 
 
 def _share(found: Tensor, wanted: Tensor) -> float:

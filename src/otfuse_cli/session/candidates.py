@@ -17,7 +17,7 @@ from ..errors import IncompatibleModels, UsageError
 from ..graph.analysis.streams import TiedOutput
 from ..report.records import StepRecord
 from ..runtime import Stopwatch
-from .bench import Bench, Tensors
+from .bench import Bench, Verdict
 from .ways import Fitted, Ways
 
 # Of the inputs, this part from the end is held out.
@@ -97,26 +97,26 @@ def _unfitted(work: Ways, bench: Bench) -> Fitted:
 
 @dataclass
 class _Trial:
+    """Ways that were tried: fitted on some of the inputs, judged on those that are held out."""
+
     some: Bench
-    held: Bench
+    held_out: Bench
     watch: Stopwatch
-    hits: dict[str, Tensor] = field(default_factory=dict)
-    distances: dict[str, Tensor] = field(default_factory=dict)
-    tensors: dict[str, Tensors] = field(default_factory=dict)
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
 
     def run(self, name: str, way: Way) -> None:
+        """Try one way; why it can't be tried is a remark."""
         try:
             with self.watch(f"refit: {name}, held out"):
-                self.tensors[name] = way(self.some)[0]
+                tensors = way(self.some)[0]
         except (IncompatibleModels, UsageError) as error:
             fix = f" ({error.fix})" if isinstance(error.__cause__, TiedOutput) else ""
             self.remarks.append(
                 f"--blend {name.partition(' ')[0]} was not tried: {error.what}{fix}"
             )
             return
-        self.hits[name] = self.held.hits(self.tensors[name])
-        self.distances[name] = self.held.distances(self.tensors[name])
+        self.verdicts[name] = self.held_out.verdict(tensors)
 
     def may_win(self, name: str, order: Sequence[str]) -> bool:
         """Whether a graft is worth its fit; other ways always are.
@@ -124,13 +124,17 @@ class _Trial:
         The best so far leaves something to win; joint fusion, a graft of whatever is best, is
         right no less often than that; and a smaller share leads already.
         """
-        if name not in _GRAFTS or not self.hits:
+        if name not in _GRAFTS or not self.verdicts:
             return True
-        right = {n: float(hits.sum()) for n, hits in self.hits.items()}
+        right = {n: float(verdict.hits.sum()) for n, verdict in self.verdicts.items()}
         best = max(right.values())
-        left = next(iter(self.hits.values())).numel() - best
-        smaller = [n for n, share in _GRAFTS.items() if share < _GRAFTS[name] and n in self.hits]
-        leads = all(self.best(order) == n for n in smaller)
+        left = next(iter(self.verdicts.values())).hits.numel() - best
+        smaller = [
+            other
+            for other, share in _GRAFTS.items()
+            if share < _GRAFTS[name] and other in self.verdicts
+        ]
+        leads = all(self.best(order) == other for other in smaller)
         return left > _HOPELESS and right.get("joint", best) >= best and leads
 
     def best(self, order: Sequence[str]) -> str:
@@ -139,12 +143,16 @@ class _Trial:
         Another is taken for it that comes clearly nearer to the ensemble's probabilities, which
         say more than its choices.
         """
-        names = [name for name in order if name in self.hits]
-        top = max(names, key=lambda name: float(self.hits[name].double().mean()))
-        level = [n for n in names if not clearly_more(self.hits[top], self.hits[n], errors=_ERRORS)]
+        names = [name for name in order if name in self.verdicts]
+        top = self.verdicts[max(names, key=lambda name: self.verdicts[name].hit_rate)]
+        level = [
+            name
+            for name in names
+            if not clearly_more(top.hits, self.verdicts[name].hits, errors=_ERRORS)
+        ]
         best = level[0]
         for name in level[1:]:
-            if clearly_nearer(self.distances[name], self.distances[best]):
+            if clearly_nearer(self.verdicts[name].distances, self.verdicts[best].distances):
                 best = name
         return best
 
@@ -164,13 +172,13 @@ def choose_way(work: Ways, every: Mapping[str, Way], watch: Stopwatch) -> Chosen
     for name in sorted(every, key=lambda name: name not in _CHEAP):
         if trial.may_win(name, order):
             trial.run(name, every[name])
-    if not trial.hits:
+    if not trial.verdicts:
         raise UsageError(trial.remarks[0], where="--blend", fix="use --blend average")
     name = trial.best(order)
-    anchor = trial.held.hits(bench.tensors[bench.anchor])
     steps = tuple(
-        trial.held.step(f"{n}, held out", t, kept=n == name) for n, t in trial.tensors.items()
+        verdict.step(f"{other}, held out", kept=other == name)
+        for other, verdict in trial.verdicts.items()
     )
-    behind = float(anchor.double().mean() - trial.hits[name].double().mean())
-    lost = behind if clearly_more(anchor, trial.hits[name]) else None
+    anchor, taken = trial.held_out.anchor_verdict(), trial.verdicts[name]
+    lost = anchor.hit_rate - taken.hit_rate if clearly_more(anchor.hits, taken.hits) else None
     return Chosen(name, every[name], steps, tuple(trial.remarks), lost)

@@ -14,7 +14,7 @@ from ..report.records import RefitRecord, StepRecord
 from ..requests.recipe import Recipe
 from ..requests.requests import ImproveOptions
 from ..runtime import Stopwatch
-from .bench import Bench, Tensors
+from .bench import Bench, Tensors, Verdict
 from .candidates import choose_way, clearly_more, ways
 from .ways import Ways
 
@@ -63,43 +63,70 @@ def improve(
         bench = replace(bench, weights=[aims.get(at, 0.0) for at in range(len(bench.weights))])
     work = Ways(bench, fused, recipe, options, teachers)
     average = bench.average(fused if matched else replace(fused, sources=(), repair=None))
-    steps = [bench.step("average", average)] if matched else []
-    tensors = average
-    fitted: tuple[RefitRecord, ...] = ()
-    remarks: tuple[str, ...] = ()
-    behind: float | None = None
+    made = _Made(average, bench.verdict(average))
+    if matched:
+        made.steps.append(made.verdict.step("average"))
     blend = _blend(options, endpoint=endpoint, taught=teachers is not None)
     if blend is not None:
-        every = ways(work, blend)
-        name, way = next(iter(every.items()))
-        if len(every) > 1:
-            chosen = choose_way(work, every, watch or Stopwatch())
-            name, way, behind = chosen.name, chosen.way, chosen.behind
-            steps += chosen.steps
-            remarks = chosen.remarks
-        if name != "average":
-            made, fitted, more = way(bench)
-            worse = matched and clearly_more(bench.hits(average), bench.hits(made))
-            steps.append(bench.step(name, made, kept=not worse))
-            remarks = (*remarks, *more)
-            if worse:
-                fitted = ()
-                remarks = (*remarks, f"{name}: it lowers agreement, the average was kept")
-            else:
-                tensors = made
-    wanted = "none" if endpoint and options.calibrate is None else options.calibration
-    best = next(step for step in reversed(steps) if step.kept)
-    tensors, tried, more = _calibrate(work, tensors, wanted, best)
-    remarks = (*remarks, *more)
+        _take_a_way(work, made, blend, watch or Stopwatch(), matched=matched)
+    endpoint_only = endpoint and options.calibrate is None
+    _calibrate(work, made, "none" if endpoint_only else options.calibration)
     if blend is not None:
-        remarks = (
-            *remarks,
-            *_against_anchor(
-                bench, tensors, behind, compared=len(every) > 1, required=options.require_gain
-            ),
-        )
-    changed = {n: t for n, t in tensors.items() if t is not average[n]}
-    return Improved(changed, bench.yardsticks(), (*steps, *tried), fitted, remarks)
+        _compare_with_anchor(bench, made, required=options.require_gain)
+    return Improved(
+        {name: tensor for name, tensor in made.tensors.items() if tensor is not average[name]},
+        bench.yardsticks(),
+        tuple(made.steps),
+        made.refits,
+        tuple(made.remarks),
+    )
+
+
+@dataclass
+class _Made:
+    """The network as it is after the steps so far.
+
+    Attributes:
+        tensors: All of them.
+        verdict: What it says on the inputs that are judged.
+        steps: What each step gave, kept or not.
+        refits: Layers that were fitted.
+        remarks: What was left alone.
+        compared: Ways were compared on inputs that were held out.
+        behind: By how much the way that was taken was worse there than the anchor alone, where
+            that is no chance.
+    """
+
+    tensors: Tensors
+    verdict: Verdict
+    steps: list[StepRecord] = field(default_factory=list)
+    refits: tuple[RefitRecord, ...] = ()
+    remarks: list[str] = field(default_factory=list)
+    compared: bool = False
+    behind: float | None = None
+
+
+def _take_a_way(work: Ways, made: _Made, blend: str, watch: Stopwatch, *, matched: bool) -> None:
+    """Make of the average what `--blend` says; of several ways the one that does best."""
+    every = ways(work, blend)
+    name, way = next(iter(every.items()))
+    if len(every) > 1:
+        chosen = choose_way(work, every, watch)
+        name, way = chosen.name, chosen.way
+        made.compared, made.behind = True, chosen.behind
+        made.steps += chosen.steps
+        made.remarks += chosen.remarks
+    if name == "average":
+        return
+    tensors, refits, remarks = way(work.bench)
+    verdict = work.bench.verdict(tensors)
+    worse = matched and clearly_more(made.verdict.hits, verdict.hits)
+    made.steps.append(verdict.step(name, kept=not worse))
+    made.remarks += remarks
+    if worse:
+        made.remarks.append(f"{name}: it lowers agreement, the average was kept")
+    else:
+        made.tensors, made.verdict, made.refits = tensors, verdict, refits
 
 
 def _blend(options: ImproveOptions, *, endpoint: bool, taught: bool) -> str | None:
@@ -113,21 +140,35 @@ def _blend(options: ImproveOptions, *, endpoint: bool, taught: bool) -> str | No
     return options.blending
 
 
-def _against_anchor(
-    bench: Bench, tensors: Tensors, behind: float | None, *, compared: bool, required: bool
-) -> tuple[str, ...]:
-    """A warning where the anchor alone does better by more than chance.
+def _calibrate(work: Ways, made: _Made, wanted: str) -> None:
+    """Try what `--calibrate` says; keep what agrees more with the parents."""
+    kinds = {"none": (), "auto": ("bn", "repair")}.get(wanted, (wanted,))
+    for kind in kinds:
+        trial = work.bench.calibrate(kind, work.fused.sources, made.tensors, work.left)
+        if trial is None:
+            if wanted != "auto":
+                made.remarks.append(f"--calibrate {kind}: nothing to calibrate")
+            continue
+        verdict = work.bench.verdict(trial)
+        kept = verdict.agreement > made.verdict.agreement
+        made.steps.append(verdict.step(f"calibrate {kind}", kept=kept))
+        if kept:
+            made.tensors, made.verdict = trial, verdict
+
+
+def _compare_with_anchor(bench: Bench, made: _Made, *, required: bool) -> None:
+    """A remark where the anchor alone does better by more than chance.
 
     Raises:
         GateFailed: The same, where a gain is required.
     """
+    behind = made.behind
+    if not made.compared:
+        anchor = bench.anchor_verdict()
+        if clearly_more(anchor.hits, made.verdict.hits):
+            behind = anchor.hit_rate - made.verdict.hit_rate
     if behind is None:
-        if compared:
-            return ()
-        anchor, own = bench.hits(bench.tensors[bench.anchor]), bench.hits(tensors)
-        if not clearly_more(anchor, own):
-            return ()
-        behind = float(anchor.double().mean() - own.double().mean())
+        return
     does = "is right" if bench.judged.labels is not None else "agrees with the parents' ensemble"
     what = f"the result {does} on {100 * behind:.1f} % fewer inputs than the anchor alone"
     if required:
@@ -137,24 +178,4 @@ def _against_anchor(
             why="no way of fusing these models is better than the anchor on the inputs",
             fix="give more inputs, give the better model more weight (--weights), or keep it",
         )
-    return (f"{what}: keep the anchor, or give more inputs or other --weights",)
-
-
-def _calibrate(
-    work: Ways, tensors: Tensors, wanted: str, before: StepRecord
-) -> tuple[Tensors, Sequence[StepRecord], tuple[str, ...]]:
-    """Try what `--calibrate` says; keep what agrees more with the parents."""
-    kinds = {"none": (), "auto": ("bn", "repair")}.get(wanted, (wanted,))
-    best, steps, remarks = before, list[StepRecord](), tuple[str, ...]()
-    for kind in kinds:
-        trial = work.bench.calibrate(kind, work.fused.sources, tensors, work.left)
-        if trial is None:
-            if wanted != "auto":
-                remarks = (*remarks, f"--calibrate {kind}: nothing to calibrate")
-            continue
-        found = work.bench.step(f"calibrate {kind}", trial)
-        kept = found.agreement > best.agreement
-        steps.append(replace(found, kept=kept))
-        if kept:
-            best, tensors = found, trial
-    return tensors, steps, remarks
+    made.remarks.append(f"{what}: keep the anchor, or give more inputs or other --weights")

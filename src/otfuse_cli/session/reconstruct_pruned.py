@@ -92,7 +92,7 @@ def reconstruct_pruned(
             seed=request.seed,
             device=runtime.device,
         )
-        steps = [bench.step("chosen", reduced.tensors)]
+        chosen = bench.verdict(reduced.tensors)
         fitted = dict(reduced.tensors)
         refits, remarks = bench.refit(
             [reduced.whole],
@@ -101,8 +101,9 @@ def reconstruct_pruned(
             aim=joined_value,
             stress=reduced.stress,
         )
-        worse = clearly_more(bench.hits(reduced.tensors), bench.hits(fitted))
-        steps.append(bench.step("reconstruct", fitted, kept=not worse))
+        refitted = bench.verdict(fitted)
+        worse = clearly_more(chosen.hits, refitted.hits)
+        steps = (chosen.step("chosen"), refitted.step("reconstruct", kept=not worse))
         if worse:
             fitted, refits = reduced.tensors, ()
             remarks = (
@@ -111,7 +112,7 @@ def reconstruct_pruned(
             )
     return Reconstructed(
         fitted,
-        tuple(steps),
+        steps,
         refits,
         (*bench.warnings, *reduced.remarks, *remarks),
         bench.driven,
