@@ -45,7 +45,7 @@ def run_check(request: CheckRequest, *, progress: Progress = silent) -> Report:
     with open_checkpoints((request.checkpoint,), request.key) as (stored,):
         with watch("graph"):
             checkpoint = tie((stored,), 0, arch).checkpoints[0]
-            known = architecture(
+            traced = architecture(
                 arch,
                 shapes_of(checkpoint),
                 aliases=checkpoint.aliases,
@@ -53,7 +53,7 @@ def run_check(request: CheckRequest, *, progress: Progress = silent) -> Report:
                 free_outputs=request.free_outputs,
             )
             # A network that was built from the graph proves nothing about it.
-            network = real_network(known) if is_runnable(arch) else None
+            network = real_network(traced) if is_runnable(arch) else None
             if network is None:
                 raise UsageError(
                     "nothing to check against",
@@ -62,13 +62,13 @@ def run_check(request: CheckRequest, *, progress: Progress = silent) -> Report:
                     fix="give the module: --arch file.py:factory; the spec goes into --spec",
                 )
             config = read_config(checkpoint.path)
-            graph = _graph_of_module(request, network, known.graph, config)
+            graph = _graph_of_module(request, network, traced.graph, config)
         report = Report(
             command="check",
             version=__version__,
             inputs=(checkpoint.record(),),
             recipe={"arch": arch_label(arch), "spec": request.spec, "seed": request.seed},
-            tensors=tensor_records(checkpoint, known.graph),
+            tensors=tensor_records(checkpoint, traced.graph),
             graph=graph_record(graph),
         )
     with watch("check"):
@@ -194,10 +194,10 @@ def _evaluation(acid: AcidResult, left_out: LeaveOneOutResult) -> dict[str, obje
 
 
 def _remarks(graph: LayerGraph, left_out: LeaveOneOutResult) -> list[str]:
-    found = [
+    remarks = [
         f"no output misses {member}: the network may not depend on its order"
         for member in left_out.undetected
     ]
     if (chosen := _affordable(graph)) is not None:
-        found.append(f"only {len(chosen)} spaces were checked by leave-one-out, for time")
-    return found
+        remarks.append(f"only {len(chosen)} spaces were checked by leave-one-out, for time")
+    return remarks

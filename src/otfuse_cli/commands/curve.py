@@ -79,9 +79,9 @@ def run_curve(request: CurveRequest, *, progress: Progress = silent) -> Report:
         )
         if recipe.align != "none":
             with watch("match"):
-                found = [match(source, parents.anchor, recipe, runtime)]
-                found = realign([source], found, parents.anchor, (0.5, 0.5), recipe, runtime)
-            aligned = Aligned(source, found[0].alignment, 0.5)
+                matches = [match(source, parents.anchor, recipe, runtime)]
+                matches = realign([source], matches, parents.anchor, (0.5, 0.5), recipe, runtime)
+            aligned = Aligned(source, matches[0].alignment, 0.5)
             with watch("check"):
                 checks, unchecked = check_function(parents, [aligned])
             repair = plan_repair(parents.anchor.graph) if recipe.repair == "auto" else None
@@ -89,11 +89,11 @@ def run_curve(request: CurveRequest, *, progress: Progress = silent) -> Report:
                 curves["fused"] = _measure(parents, aligned, bench, weights, repair, runtime)
             report = replace(
                 report,
-                spaces=found[0].spaces,
-                layers=found[0].layers,
-                candidates=found[0].candidates,
+                spaces=matches[0].spaces,
+                layers=matches[0].layers,
+                candidates=matches[0].candidates,
                 checks=checks,
-                warnings=(*notes, *found[0].warnings, *unchecked),
+                warnings=(*notes, *matches[0].warnings, *unchecked),
             )
         labels = [c.label for c in checkpoints]
     scores = {f"{n} at {w:.4g}": s for n, points in curves.items() for w, s in points.items()}
@@ -161,7 +161,7 @@ def _measure(
     runtime: Runtime,
 ) -> Curve:
     """Scores for each weight of the anchor; the ends are the models themselves."""
-    anchor, found = parents.anchor, {}
+    anchor, scores = parents.anchor, {}
     for done, weight in enumerate(weights):
         runtime.progress("evaluate", done, len(weights))
         sources = [replace(aligned, weight=1 - weight)] if weight < 1 else []
@@ -170,18 +170,18 @@ def _measure(
         for name, info in anchor.checkpoint.infos.items():
             dtype = torch.float32 if info.dtype.is_floating_point else info.dtype
             tensors[name] = average(name, anchor, sources, dtype=dtype, repair=inner)
-        found[weight] = bench.score(module_state(bench.network, bench.names, tensors.__getitem__))
-    return found
+        scores[weight] = bench.score(module_state(bench.network, bench.names, tensors.__getitem__))
+    return scores
 
 
 def _columns(curves: Mapping[str, Curve]) -> dict[str, dict[str, float | None]]:
     """One mapping of weights to numbers for each curve and measure."""
-    found: dict[str, dict[str, float | None]] = {}
+    columns: dict[str, dict[str, float | None]] = {}
     for name, points in curves.items():
         at = {f"{w:.4g}": score for w, score in points.items()}
-        found[f"{name} accuracy"] = {w: score.accuracy for w, score in at.items()}
-        found[f"{name} cross-entropy"] = {w: finite(s.cross_entropy) for w, s in at.items()}
-    return found
+        columns[f"{name} accuracy"] = {w: score.accuracy for w, score in at.items()}
+        columns[f"{name} cross-entropy"] = {w: finite(s.cross_entropy) for w, s in at.items()}
+    return columns
 
 
 def _recipe(request: CurveRequest, recipe: Recipe, runtime: Runtime) -> dict[str, object]:

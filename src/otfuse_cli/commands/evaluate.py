@@ -43,11 +43,11 @@ class Evaluator:
         """A checkpoint's tensors by the module's names."""
         return module_state(self.network, self.names, model.stored)
 
-    def of(self, known: Architecture) -> Evaluator:
+    def of(self, architecture: Architecture) -> Evaluator:
         """The same samples for another network."""
-        network = real_network(known)
+        network = real_network(architecture)
         assert network is not None
-        return replace(self, network=network, names=known.names)
+        return replace(self, network=network, names=architecture.names)
 
     def outputs(self, state: State) -> Iterator[torch.Tensor]:
         """Of the network with these tensors, batch by batch."""
@@ -87,8 +87,10 @@ def run_evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> Re
         with watch("read"):
             arch = arch_of_each(request.arch, len(checkpoints))[0]
             bench = set_up(request, parents.shared_architecture, arch, request.seed, device)
-            own = {at: bench.of(known) for at, known in parents.own_architectures.items()}
-            benches = [own.get(model.index, bench) for model in parents.models]
+            separate = {
+                at: bench.of(of_model) for at, of_model in parents.own_architectures.items()
+            }
+            benches = [separate.get(model.index, bench) for model in parents.models]
             inputs = tuple(c.record() for c in checkpoints)
         names = distinct([c.label for c in checkpoints])
         with watch("evaluate"):
@@ -122,7 +124,7 @@ def run_evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> Re
 
 
 def set_up(
-    options: MeasureOptions, known: Architecture, arch: Arch, seed: int, device: str
+    options: MeasureOptions, architecture: Architecture, arch: Arch, seed: int, device: str
 ) -> Evaluator:
     """The network and the samples, checked before anything is computed.
 
@@ -130,20 +132,20 @@ def set_up(
         UsageError: There is no network to run, or samples that it doesn't take.
         UnreadableInput: Samples that can't be read.
     """
-    network = require_network(known, arch, "measuring")
+    network = require_network(architecture, arch, "measuring")
     samples = load_samples(options.samples, network, number=options.num_samples, seed=seed)
-    return Evaluator(network, known.names, samples, options.batch, device)
+    return Evaluator(network, architecture.names, samples, options.batch, device)
 
 
 def measures(scores: Mapping[str, Score]) -> dict[str, dict[str, float | None]]:
     """Scores as the report holds them: a mapping of names to numbers for each measure."""
-    found: dict[str, dict[str, float | None]] = {
+    measured: dict[str, dict[str, float | None]] = {
         "accuracy": {name: score.accuracy for name, score in scores.items()},
         "cross-entropy": {name: finite(score.cross_entropy) for name, score in scores.items()},
     }
     if any(score.tokens for score in scores.values()):
-        found["perplexity"] = {name: score.perplexity for name, score in scores.items()}
-    return found
+        measured["perplexity"] = {name: score.perplexity for name, score in scores.items()}
+    return measured
 
 
 def finite(value: float) -> float | None:
@@ -151,15 +153,15 @@ def finite(value: float) -> float | None:
     return value if isfinite(value) else None
 
 
-def remarks(known: Architecture, scores: Mapping[str, Score]) -> tuple[str, ...]:
+def remarks(architecture: Architecture, scores: Mapping[str, Score]) -> tuple[str, ...]:
     """What the numbers rest on, and where they mean little."""
-    found = [known.assumption] if known.assumption else []
-    found += [
+    warnings = [architecture.assumption] if architecture.assumption else []
+    warnings += [
         f"{name}: the outputs are not finite everywhere, so there is no cross-entropy"
         for name, score in scores.items()
         if not isfinite(score.cross_entropy)
     ]
-    return tuple(found)
+    return tuple(warnings)
 
 
 def measured_on(options: MeasureOptions) -> dict[str, Any]:
@@ -174,19 +176,19 @@ def measured_on(options: MeasureOptions) -> dict[str, Any]:
 
 def distinct(labels: Sequence[str]) -> list[str]:
     """Labels as names of their own, numbered where a file was named twice."""
-    found: list[str] = []
+    names: list[str] = []
     for at, label in enumerate(labels):
         again = labels[:at].count(label)
-        found.append(f"{label} ({again + 1})" if again else label)
-    return found
+        names.append(f"{label} ({again + 1})" if again else label)
+    return names
 
 
 def _check_count(request: EvaluateRequest) -> None:
     count = len(request.checkpoints)
     if not count:
         raise UsageError("nothing to measure", where="CKPT...", fix="name a checkpoint")
-    for flag, given in (("--ensemble", request.ensemble), ("--average", request.average)):
-        if given and count < 2:
+    for flag, wanted in (("--ensemble", request.ensemble), ("--average", request.average)):
+        if wanted and count < 2:
             raise UsageError(
                 "one checkpoint has no mean", where=flag, fix="name two checkpoints or more"
             )
@@ -196,7 +198,7 @@ def _together(
     benches: Sequence[Evaluator], names: Sequence[str], models: Sequence[Model], progress: Progress
 ) -> dict[str, Score]:
     """All checkpoints in lock step, and the means of their outputs: memory for one batch."""
-    sizes = {own.size for own in benches}
+    sizes = {sized.size for sized in benches}
     if len(sizes) > 1:
         raise UsageError(
             "programs with batches of different size",
@@ -204,7 +206,7 @@ def _together(
             fix="export them with one batch size",
         )
     tallies = {name: Tally() for name in (*names, *(f"ensemble ({mean})" for mean in MEANS))}
-    runs = [own.outputs(own.state(m)) for own, m in zip(benches, models, strict=True)]
+    runs = [sized.outputs(sized.state(m)) for sized, m in zip(benches, models, strict=True)]
     bench, done = benches[0], 0
     for samples, *outputs in zip(bench.batches(), *runs, strict=True):
         progress("evaluate", done, bench.samples.count)

@@ -110,27 +110,27 @@ def _parents(
             arch_of_each(request.arch, len(files))[chosen],
         )
         checkpoints = one.checkpoints
-        known, own = find_architectures(
+        of_anchor, separate = find_architectures(
             checkpoints, chosen, request.arch, free_outputs=request.free_outputs
         )
         report = replace(
             report,
             recipe={**report.recipe, "anchor": chosen},
-            tensors=tensor_records(checkpoints[chosen], known.graph),
-            graph=graph_record(known.graph),
-            checks=declared(known.graph),
-            differences=compare(known.graph, checkpoints, chosen),
-            warnings=(*one.warnings, *known.graph.warnings),
+            tensors=tensor_records(checkpoints[chosen], of_anchor.graph),
+            graph=graph_record(of_anchor.graph),
+            checks=declared(of_anchor.graph),
+            differences=compare(of_anchor.graph, checkpoints, chosen),
+            warnings=(*one.warnings, *of_anchor.graph.warnings),
         )
         try:
             parents = fit(
-                known,
+                of_anchor,
                 checkpoints,
                 chosen,
                 runtime.device,
                 strict=request.strict,
                 vocab=request.vocab,
-                own=own,
+                separate=separate,
             )
         except IncompatibleModels as error:
             raise refusal(error, checkpoints, chosen, report) from error
@@ -155,11 +155,11 @@ def _costs(
     spaces = tuple(s for m in matches for s in m.spaces)
     pairs: tuple[Pair, ...] = ()
     if len(parents.models) > 2 and recipe.align != "none":
-        known: dict[tuple[int, int], Match] = {
-            (source.index, anchor.index): found
-            for source, found in zip(parents.sources, matches, strict=True)
+        solved: dict[tuple[int, int], Match] = {
+            (source.index, anchor.index): solved_map
+            for source, solved_map in zip(parents.sources, matches, strict=True)
         }
-        pairs = all_pairs(parents.models, known, recipe, runtime)
+        pairs = all_pairs(parents.models, solved, recipe, runtime)
     maps: tuple[HeatMap, ...] = ()
     if request.plot is not None:
         from ..session.map_pictures import heat_maps

@@ -99,14 +99,14 @@ def _prune(
         with watch("graph"):
             one = tie((stored,), 0, arch)
             checkpoint = one.checkpoints[0]
-            known = architecture(
+            traced = architecture(
                 arch,
                 shapes_of(checkpoint),
                 aliases=checkpoint.aliases,
                 config=read_config(checkpoint.path),
                 label=checkpoint.label,
             )
-            graph = known.graph
+            graph = traced.graph
             require_proof(graph, asked=request.require_proof)
             if shapes_of(checkpoint) != {n: t.shape for n, t in graph.tensors.items()}:
                 graph = resize(
@@ -116,16 +116,16 @@ def _prune(
             amounts = choose_amounts(graph, request.amount, request.only, request.layer)
         with watch("prune"):
             choice = choose_kept(model, amounts, request.criterion, runtime)
-        work = _Pruned(known, model, choice, smaller(graph, choice.kept))
+        work = _Pruned(traced, model, choice, smaller(graph, choice.kept))
         if request.criterion == "reconstruct" and choice.kept:
             from ..session.reconstruct_pruned import reconstruct_pruned
 
-            found = reconstruct_pruned(request, known, model, choice.kept, runtime, watch)
-            work = replace(work, made=found)
+            reconstructed = reconstruct_pruned(request, traced, model, choice.kept, runtime, watch)
+            work = replace(work, made=reconstructed)
         with watch("check"):
             checks, remarks = _check(work)
             require_kept(checks, remarks, graph, asked=request.require_proof)
-        told = advice(
+        changes = advice(
             graph,
             work.graph,
             config=_config(request, checkpoint.path),
@@ -133,7 +133,7 @@ def _prune(
         )
         with watch("write"):
             lost, written = _write(
-                request, output, work, one.copies, stored, runtime, also, told, outputs
+                request, output, work, one.copies, stored, runtime, also, changes, outputs
             )
         report = Report(
             command="prune",
@@ -147,7 +147,7 @@ def _prune(
                 graph,
                 work.graph,
                 criterion=request.criterion,
-                advice=told.sentences,
+                advice=changes.sentences,
             ),
             warnings=(*one.warnings, *graph.warnings, *_left_whole(work, request), *lost, *remarks),
             steps=work.made.steps if work.made is not None else (),
@@ -219,14 +219,18 @@ def _write(
     like: Checkpoint,
     runtime: Runtime,
     also: Put | None,
-    told: Advice,
+    changes: Advice,
     outputs: Publication,
 ) -> tuple[tuple[str, ...], tuple[FileRecord, ...]]:
     """Write every tensor; returns what could not be written along with them, and what was."""
     checkpoint = work.model.checkpoint
-    own = read_config(checkpoint.path)
+    config_beside = read_config(checkpoint.path)
     config, remarks = folder_config(
-        output, own, told if own == _config(request, checkpoint.path) else Advice(told.sentences)
+        output,
+        config_beside,
+        changes
+        if config_beside == _config(request, checkpoint.path)
+        else Advice(changes.sentences),
     )
     pruner = Pruner(work.model, work.choice, None if work.made is None else work.made.tensors)
     infos = [

@@ -130,7 +130,7 @@ class _Steps:
         """
         if self.survivors is None or not any(len(s.pruned_S) for s in self.survivors.values()):
             return None
-        found = []
+        teachers = []
         for source in aligned:
             maps = {
                 space: PartlyFixed(
@@ -140,8 +140,8 @@ class _Steps:
                 else map
                 for space, map in source.alignment.maps.items()
             }
-            found.append(replace(source, alignment=Alignment(maps), weight=1.0))
-        return found
+            teachers.append(replace(source, alignment=Alignment(maps), weight=1.0))
+        return teachers
 
     def describe(self, parents: Parents, report: Report) -> Report:
         dense, pruned = parents.models

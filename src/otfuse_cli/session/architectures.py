@@ -25,19 +25,21 @@ def arch_of_each(arch: Any, count: int) -> tuple[Arch, ...]:
         UsageError: No such checkpoint, one named twice, something that is no network, or networks
             to run beside names and shapes.
     """
-    given = per_index(arch, count, "--arch")
-    found = tuple(_checked("auto" if given[at] is None else given[at]) for at in range(count))
-    silent = [at for at, one in enumerate(found) if not is_runnable(one)]
+    by_index = per_index(arch, count, "--arch")
+    arches = tuple(
+        _checked("auto" if by_index[at] is None else by_index[at]) for at in range(count)
+    )
+    silent = [at for at, one in enumerate(arches) if not is_runnable(one)]
     if silent and len(silent) < count:
         other = next(at for at in range(count) if at not in silent)
-        said = [f"{at}={arch_label(found[at])}" for at in sorted((other, silent[0]))]
+        said = [f"{at}={arch_label(arches[at])}" for at in sorted((other, silent[0]))]
         raise UsageError(
             "a network to run for one checkpoint, names and shapes for another",
             where=f"--arch {said[0]}, --arch {said[1]}",
             why=f"only a network can be compared with that of checkpoint {other}",
             fix=f"give one too: --arch {silent[0]}=file.py:factory; or one for all, without INDEX",
         )
-    return found
+    return arches
 
 
 def arch_record(arch: Any, count: int) -> str | list[str]:
@@ -52,7 +54,7 @@ def is_runnable(arch: Arch) -> bool:
 
 
 def own_architectures(
-    known: Architecture,
+    shared: Architecture,
     checkpoints: Sequence[Checkpoint],
     of: int,
     arches: Sequence[Arch],
@@ -61,25 +63,25 @@ def own_architectures(
     """Architectures of the checkpoints that need one of their own, by position.
 
     Args:
-        known: The architecture of the others.
+        shared: The architecture of the others.
         checkpoints: All of them.
-        of: The checkpoint that `known` was found for.
+        of: The checkpoint that `shared` was found for.
         arches: What `--arch` says of each.
         find: The architecture of one checkpoint.
     """
     shapes = [{name: info.shape for name, info in c.infos.items()} for c in checkpoints]
-    built: list[tuple[int, Architecture]] = [(of, known)]
-    found: dict[int, Architecture] = {}
+    built: list[tuple[int, Architecture]] = [(of, shared)]
+    separate: dict[int, Architecture] = {}
     for at, arch in enumerate(arches):
         twin = next((k for o, k in built if arches[o] == arch and shapes[o] == shapes[at]), None)
-        if twin is None and arch == arches[of] and not known.takes_shapes:
-            twin = known  # its code is run with tensors of other widths
+        if twin is None and arch == arches[of] and not shared.takes_shapes:
+            twin = shared  # its code is run with tensors of other widths
         if twin is None:
             twin = find(at)
             built.append((at, twin))
-        if twin is not known:
-            found[at] = twin
-    return found
+        if twin is not shared:
+            separate[at] = twin
+    return separate
 
 
 def _checked(arch: Any) -> Arch:

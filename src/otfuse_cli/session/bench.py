@@ -71,7 +71,7 @@ class Bench:
     @cached_property
     def _logits(self) -> dict[int, Tensor]:
         """What every parent says on them; asked once, by whoever judges."""
-        return {at: self.logits(self.programs[at], own) for at, own in self.tensors.items()}
+        return {at: self.logits(self.programs[at], tensors) for at, tensors in self.tensors.items()}
 
     @cached_property
     def choice(self) -> Tensor:
@@ -96,12 +96,12 @@ class Bench:
 
     def logits(self, program: Program, tensors: Mapping[str, Tensor]) -> Tensor:
         """What a network returns on the inputs that are judged, classes last, on the CPU."""
-        found = []
+        batches = []
         for batch in self.judged.batches(program.batch):
             inputs = flat_inputs(program, batch, self.runtime.device)
             value = Walk(program, tensors, inputs).outputs()[0]
-            found.append(value[: len(value) * batch.count // program.batch].cpu())
-        return torch.cat(found)
+            batches.append(value[: len(value) * batch.count // program.batch].cpu())
+        return torch.cat(batches)
 
     def _mixture(self, shares: Mapping[int, float]) -> Tensor:
         """The parents' mean of probabilities."""
@@ -113,8 +113,8 @@ class Bench:
 
     def judge(self, source: Model) -> Judge:
         """Scores an alignment of `source` by its average with the anchor alone."""
-        own, rest = self.weights[source.index], self.weights[self.anchor]
-        share = own / (own + rest)
+        source_weight, rest = self.weights[source.index], self.weights[self.anchor]
+        share = source_weight / (source_weight + rest)
         choice = self._mixture({source.index: share, self.anchor: 1 - share}).argmax(-1)
 
         anchor = self.parents.anchor
@@ -193,7 +193,7 @@ class Bench:
         stress: Stress | None = None,
     ) -> tuple[tuple[RefitRecord, ...], tuple[str, ...]]:
         """Fit every layer of `tensors`, in place; records, and remarks on what was left alone."""
-        found, shared = refit(
+        fitted, shared = refit(
             parents,
             self.programs[self.anchor],
             tensors,
@@ -207,7 +207,7 @@ class Bench:
             rows=self.rows,
         )
         remarks = [f"{name} is used twice or tied: not refitted" for name in shared]
-        return tuple(RefitRecord(f.layer, f.before, f.after) for f in found), tuple(remarks)
+        return tuple(RefitRecord(f.layer, f.before, f.after) for f in fitted), tuple(remarks)
 
     def calibrate(
         self, kind: str, aligned: Sequence[Aligned], tensors: Tensors, left: frozenset[str]
@@ -272,9 +272,9 @@ class Verdict:
         return labels if labels is not None and labels.shape == self.choice.shape else None
 
 
-def _share(found: Tensor, wanted: Tensor) -> float:
+def _share(choice: Tensor, wanted: Tensor) -> float:
     """How often two choices are one, from 0 to 1."""
-    return float((found == wanted).double().mean())
+    return float((choice == wanted).double().mean())
 
 
 def seen_units(

@@ -19,12 +19,12 @@ def compare(
     graph: LayerGraph, checkpoints: Sequence[Checkpoint], anchor: int
 ) -> tuple[Difference, ...]:
     """Every difference of the other checkpoints from the anchor."""
-    found: list[Difference] = []
+    every_difference: list[Difference] = []
     for index, checkpoint in enumerate(checkpoints):
         if index != anchor:
-            found += differences(graph, shapes_of(checkpoint), source=index)
-            found += _dtypes(checkpoint, checkpoints[anchor], index)
-    return tuple(found)
+            every_difference += differences(graph, shapes_of(checkpoint), source=index)
+            every_difference += _dtypes(checkpoint, checkpoints[anchor], index)
+    return tuple(every_difference)
 
 
 def refusal(
@@ -56,14 +56,16 @@ def _why(difference: Difference, anchor: str) -> str:
 
 
 def _dtypes(checkpoint: Checkpoint, anchor: Checkpoint, index: int) -> list[Difference]:
-    found = []
+    dtype_differences = []
     for name, info in checkpoint.infos.items():
         other = anchor.infos.get(name)
         if other is not None and other.dtype != info.dtype:
             here, there = (str(i.dtype).removeprefix("torch.") for i in (info, other))
             reason = f"{here} there, {there} in the anchor"
-            found.append(Difference(index, "dtype", name, info.shape, other.shape, reason))
-    return found
+            dtype_differences.append(
+                Difference(index, "dtype", name, info.shape, other.shape, reason)
+            )
+    return dtype_differences
 
 
 def one_start(spaces: Sequence[SpaceRecord]) -> tuple[str, ...]:
@@ -74,8 +76,8 @@ def one_start(spaces: Sequence[SpaceRecord]) -> tuple[str, ...]:
     """
     remarks = []
     for source in dict.fromkeys(space.source for space in spaces):
-        own = [space for space in spaces if space.source == source]
-        costs = [(s.ot_cost, s.identity_cost, s.random_cost, s.sizes[1]) for s in own]
+        of_source = [space for space in spaces if space.source == source]
+        costs = [(s.ot_cost, s.identity_cost, s.random_cost, s.sizes[1]) for s in of_source]
         given_away = at_random = 0.0
         for ot, identity, random, units in costs:
             if ot is None or identity is None or random is None:
@@ -83,7 +85,7 @@ def one_start(spaces: Sequence[SpaceRecord]) -> tuple[str, ...]:
             given_away += units * (identity - ot)
             at_random += units * (random - ot)
         else:
-            moved = any(space.moved_fraction for space in own)
+            moved = any(space.moved_fraction for space in of_source)
             if moved and at_random > 0 and given_away <= _AS_GOOD * at_random:
                 remarks.append(
                     f"checkpoint {source} and the anchor: these look like fine-tunes of one start; "

@@ -42,12 +42,12 @@ def settle(parents: Parents, *, keep: bool) -> Parents:
     odd = [n for n in odd if _differs(n, models)]
     if not odd:
         return parents
-    found = _relations(odd, graph, models)
-    shared = _shared(found)
+    relations = _relations(odd, graph, models)
+    shared = _shared(relations)
     left = [n for n in odd if n not in shared] if traced else []
     copies = _copies(left, graph, models)
     left = [n for n in left if n not in copies] if keep else []
-    parents = _with_graphs(parents, found, copies)
+    parents = _with_graphs(parents, relations, copies)
     if not left:
         return parents
     warning = (
@@ -96,35 +96,35 @@ def _relations(
 ) -> tuple[Derived, ...]:
     """What follows from what: first unused tensors from used ones, then used from unused ones."""
     shapes = {n: t.shape for n, t in graph.tensors.items()}
-    strange, found = set(odd), list[Derived]()
+    strange, relations = set(odd), list[Derived]()
     for name in odd:
         beside = _beside(name, shapes)
         derived = relation(name, beside, shapes, models, without=strange)
         if derived is not None:
-            found.append(derived)
-    shared = _shared(found)
+            relations.append(derived)
+    shared = _shared(relations)
     for name in odd:
         for other in _beside(name, shapes) if name not in shared else ():
             if other in strange or _module(other) != _module(name) or name in shared:
                 continue
             derived = relation(other, _beside(other, shapes), shapes, models)
             if derived is not None and name in derived.sources:
-                found.append(derived)
-                shared = _shared(found)
-    return tuple(found)
+                relations.append(derived)
+                shared = _shared(relations)
+    return tuple(relations)
 
 
-def _shared(found: Sequence[Derived]) -> set[str]:
-    return {n for d in found for n in (*d.tensors, *d.sources)}
+def _shared(relations: Sequence[Derived]) -> set[str]:
+    return {n for d in relations for n in (*d.tensors, *d.sources)}
 
 
 def _beside(name: str, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
     """Tensors of the same module and of those below it."""
     module = _module(name)
     below = f"{module}." if module else ""
-    found = [n for n in shapes if n.startswith(below) and n != name]
-    near = [n for n in found if _module(n) == module]
-    return found if len(found) <= _MOST else near[:_MOST]
+    below_it = [n for n in shapes if n.startswith(below) and n != name]
+    near = [n for n in below_it if _module(n) == module]
+    return below_it if len(below_it) <= _MOST else near[:_MOST]
 
 
 def _copies(left: Sequence[str], graph: LayerGraph, models: Sequence[_Reader]) -> dict[str, str]:
@@ -136,49 +136,53 @@ def _copies(left: Sequence[str], graph: LayerGraph, models: Sequence[_Reader]) -
     for name in left:
         for other, change in _twins(name, graph):
             changes.setdefault(change, {})[name] = other
-    found: dict[str, str] = {}
+    twins: dict[str, str] = {}
     for pairs in sorted(changes.values(), key=len, reverse=True):
-        pairs = {n: o for n, o in pairs.items() if n not in found}
+        pairs = {n: o for n, o in pairs.items() if n not in twins}
         matrices = [p for p in pairs.items() if len(graph.tensors[p[0]].shape) > 1]
         if pairs and all(follows(*p, read) for p in matrices or pairs.items() for read in models):
-            found |= pairs
-    return found
+            twins |= pairs
+    return twins
 
 
 def _twins(name: str, graph: LayerGraph) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Used tensors of the same shape whose names differ in one part, or lack one."""
-    shape, own = graph.tensors[name].shape, name.split(".")
+    shape, parts = graph.tensors[name].shape, name.split(".")
     for other, tensor in graph.tensors.items():
         if tensor.shape != shape or other == name or _is_unused(graph, other):
             continue
-        theirs = other.split(".")
-        same = sum(a == b for a, b in zip(own, theirs, strict=False))
-        if len(theirs) == len(own) and same == len(own) - 1:
-            at = next(i for i, (a, b) in enumerate(zip(own, theirs, strict=True)) if a != b)
-            if not (own[at].isdigit() and theirs[at].isdigit()):
-                yield other, (own[at], theirs[at])
-        elif len(theirs) < len(own) and own[len(own) - len(theirs) :] == theirs:
-            yield other, (*own[: len(own) - len(theirs)], "")
-        elif len(theirs) <= len(own) + 2 and own[-1] == theirs[-1]:
-            rest = min(len(own), len(theirs)) - 1
-            tail = next((n for n in range(rest, 0, -1) if own[-n:] == theirs[-n:]), 0)
+        other_parts = other.split(".")
+        same = sum(a == b for a, b in zip(parts, other_parts, strict=False))
+        if len(other_parts) == len(parts) and same == len(parts) - 1:
+            at = next(i for i, (a, b) in enumerate(zip(parts, other_parts, strict=True)) if a != b)
+            if not (parts[at].isdigit() and other_parts[at].isdigit()):
+                yield other, (parts[at], other_parts[at])
+        elif (
+            len(other_parts) < len(parts) and parts[len(parts) - len(other_parts) :] == other_parts
+        ):
+            yield other, (*parts[: len(parts) - len(other_parts)], "")
+        elif len(other_parts) <= len(parts) + 2 and parts[-1] == other_parts[-1]:
+            rest = min(len(parts), len(other_parts)) - 1
+            tail = next((n for n in range(rest, 0, -1) if parts[-n:] == other_parts[-n:]), 0)
             if tail >= 2:
-                yield other, (*own[:-tail], "=", *theirs[:-tail])
+                yield other, (*parts[:-tail], "=", *other_parts[:-tail])
 
 
-def _with_graphs(parents: Parents, found: Sequence[Derived], copies: Mapping[str, str]) -> Parents:
-    if not found and not copies:
+def _with_graphs(
+    parents: Parents, relations: Sequence[Derived], copies: Mapping[str, str]
+) -> Parents:
+    if not relations and not copies:
         return parents
     links = [
-        *(link for d in found for link in linked(d, parents.anchor.graph)),
+        *(link for d in relations for link in linked(d, parents.anchor.graph)),
         *_whole(copies, parents),
     ]
-    models = tuple(replace(m, graph=related(m.graph, found, links)) for m in parents.models)
+    models = tuple(replace(m, graph=related(m.graph, relations, links)) for m in parents.models)
     whole = parents.whole
     if whole.graph is parents.anchor.graph:
         graph = models[parents.anchor_index].graph
     else:
-        graph = related(whole.graph, found, links)
+        graph = related(whole.graph, relations, links)
     return replace(parents, models=models, whole=replace(whole, graph=graph))
 
 

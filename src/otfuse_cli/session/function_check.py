@@ -82,10 +82,10 @@ def check_function(parents: Parents, aligned: Sequence[Aligned], *, seed: int = 
     """
     if not aligned:
         return Checks(), ()
-    known = parents.shared_architecture
-    verdict = declared(known.graph)
+    architecture = parents.shared_architecture
+    verdict = declared(architecture.graph)
     unlike = [a for a in aligned if a.alignment.overrides or a.alignment.scales]
-    if known.network is None:
+    if architecture.network is None:
         return verdict, ()
     if unlike and not any(a.alignment.hard for a in aligned):
         return verdict, ("the function was not checked: these maps don't keep it",)
@@ -99,8 +99,8 @@ def check_function(parents: Parents, aligned: Sequence[Aligned], *, seed: int = 
     worst = 0.0
     for source in aligned:
         if source.alignment.hard:
-            theirs = parents.architecture(source.model.index)
-            worst = max(worst, _checked_source(network, anchor, source, theirs))
+            of_source = parents.architecture(source.model.index)
+            worst = max(worst, _checked_source(network, anchor, source, of_source))
     if not all(a.alignment.hard for a in aligned):
         try:
             change = _reordered(network, anchor, parents.anchor, seed)
@@ -119,28 +119,30 @@ def _only_alike(
 ) -> Iterator[str]:
     """Sources of other widths whose network is other code: running can't compare the two."""
     for source in aligned:
-        theirs = parents.architecture(source.model.index)
-        if theirs is not anchor and not theirs.takes_shapes and not source.alignment.hard:
+        of_source = parents.architecture(source.model.index)
+        if of_source is not anchor and not of_source.takes_shapes and not source.alignment.hard:
             yield (
                 f"{source.model.checkpoint.label} has a network of its own and other widths: that "
                 "both compute alike is shown by their operations only"
             )
 
 
-def reordered_change(known: Architecture, model: Model) -> tuple[Change | None, tuple[str, ...]]:
+def reordered_change(
+    architecture: Architecture, model: Model
+) -> tuple[Change | None, tuple[str, ...]]:
     """Change of a model's outputs with its units in another order.
 
     Returns:
         None, and why, where that can't be run.
     """
-    if known.network is None:
+    if architecture.network is None:
         return None, ()
     if _too_large(model):
         return None, (_size_remark(model),)
-    network = real_network(known)
+    network = real_network(architecture)
     assert network is not None
     try:
-        return _reordered(network, known, model, seed=0), ()
+        return _reordered(network, architecture, model, seed=0), ()
     except RuntimeError as error:  # a module that runs at the widths it was built with only
         return None, (f"the function was not checked: {_first_line(error)}",)
 
@@ -154,12 +156,12 @@ def check_fused_outputs(parents: Parents, fused: Fused) -> tuple[str, ...]:
     Raises:
         SolveFailed: They aren't, and the anchor's are.
     """
-    known, whole = parents.architecture(parents.anchor_index), fused.whole
-    if known.network is None or not parents.complete:
+    of_anchor, whole = parents.architecture(parents.anchor_index), fused.whole
+    if of_anchor.network is None or not parents.complete:
         return ()
     if _too_large(whole):
         return (f"the fused network was not run: {_held(whole)}",)
-    network = real_network(known)
+    network = real_network(of_anchor)
     assert network is not None
     infos = whole.checkpoint.infos
 
@@ -167,13 +169,13 @@ def check_fused_outputs(parents: Parents, fused: Fused) -> tuple[str, ...]:
         return fused.tensor(name, dtype=infos[name].dtype)
 
     try:
-        outputs = _outputs(network, known, averaged)
+        outputs = _outputs(network, of_anchor, averaged)
     except RuntimeError as error:
         return (f"the fused network was not run: {_first_line(error)}",)
     if all(bool(torch.isfinite(y).all()) for y in outputs):
         return ()
     # Some networks mark what they rule out by infinities: the anchor shows which.
-    expected = _outputs(network, known, whole.stored)
+    expected = _outputs(network, of_anchor, whole.stored)
     if not any(
         bool((torch.isfinite(b) & ~torch.isfinite(a)).any())
         for a, b in zip(outputs, expected, strict=True)
@@ -181,7 +183,7 @@ def check_fused_outputs(parents: Parents, fused: Fused) -> tuple[str, ...]:
         return ("outputs on the example inputs are not finite, and neither are the anchor's",)
     raise SolveFailed(
         "the fused network's outputs are not finite",
-        where=f"{known.graph.source}, on its example inputs",
+        where=f"{of_anchor.graph.source}, on its example inputs",
         why=f"the anchor's are ({whole.checkpoint.label}); averaging broke something",
         fix="try --repair none, or leave tensors out of the average with --skip",
     )
@@ -205,7 +207,7 @@ def _size_remark(model: Model) -> str:
 
 
 def _checked_source(
-    network: Network, anchor: Architecture, source: Aligned, theirs: Architecture
+    network: Network, anchor: Architecture, source: Aligned, of_source: Architecture
 ) -> float:
     """Relative change of a hard-mapped source's outputs: in its own network, then in the anchor's.
 
@@ -213,22 +215,26 @@ def _checked_source(
         SolveFailed: It is more than rounding.
     """
     model = source.model
-    own = network if theirs is anchor else real_network(theirs)
-    assert own is not None
-    before = module_state(own, theirs.names, model.stored)
+    source_network = network if of_source is anchor else real_network(of_source)
+    assert source_network is not None
+    before = module_state(source_network, of_source.names, model.stored)
     after = module_state(network, anchor.names, partial(_aligned, source))
-    change = _change(own, model.graph, before, after, _indices(source), network)
-    other = () if own is network else (f"or {theirs.graph.source} is another network",)
+    change = _change(source_network, model.graph, before, after, _indices(source), network)
+    other = (
+        () if source_network is network else (f"or {of_source.graph.source} is another network",)
+    )
     return _required(change, model, "an aligned source", *other)
 
 
-def _reordered(network: Network, known: Architecture, model: Model, seed: int) -> Change:
+def _reordered(network: Network, architecture: Architecture, model: Model, seed: int) -> Change:
     """Change of a model's outputs with its units in a random order."""
     graph = model.graph
     stored = {name: model.stored(name) for name in model.checkpoint.infos}
     maps = draw_maps(graph, torch.Generator().manual_seed(seed))
     moved = relabel_state(stored, graph, maps)
-    before, after = (module_state(network, known.names, s.__getitem__) for s in (stored, moved))
+    before, after = (
+        module_state(network, architecture.names, s.__getitem__) for s in (stored, moved)
+    )
     return _change(network, graph, before, after, maps)
 
 
@@ -271,6 +277,6 @@ def _change(
     return change_allowed(*called, before, after, graph=graph, maps=maps, other=reader)
 
 
-def _outputs(network: Network, known: Architecture, read: Reader) -> list[torch.Tensor]:
-    state = module_state(network, known.names, read)
+def _outputs(network: Network, architecture: Architecture, read: Reader) -> list[torch.Tensor]:
+    state = module_state(network, architecture.names, read)
     return outputs_of(network.module, network.args, network.kwargs, state)

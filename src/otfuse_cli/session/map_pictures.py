@@ -16,7 +16,7 @@ _CELLS = 64
 
 def heat_maps(matches: Sequence[Match]) -> tuple[HeatMap, ...]:
     """One for each space of each source, in the order of the reports; of a family the mean."""
-    return tuple(found for one in matches for found in _of(one, several=len(matches) > 1))
+    return tuple(picture for one in matches for picture in _of(one, several=len(matches) > 1))
 
 
 def _of(one: Match, *, several: bool) -> Iterator[HeatMap]:

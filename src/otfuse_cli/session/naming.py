@@ -94,22 +94,25 @@ def _refuse_prefix(
                 f"{inside} tensors have the prefix {prefix} in {holder.label} and none in "
                 f"{other.label}" + (f"; without it there are {few(rest)}" if rest else ""),
             )
-    mine, theirs = _prefixes(names), _prefixes(wanted)
-    if mine and theirs:
-        bare = {_without(name, mine[-1]) for name in names}
-        if 2 * len(bare & {_without(name, theirs[-1]) for name in wanted}) > len(wanted):
-            why = f"they begin with {mine[-1]} in {checkpoint.label}, with {theirs[-1]} in "
-            raise _differ(checkpoint, anchor, mine[-1], why + anchor.label)
+    prefixes, anchor_prefixes = _prefixes(names), _prefixes(wanted)
+    if prefixes and anchor_prefixes:
+        bare = {_without(name, prefixes[-1]) for name in names}
+        if 2 * len(bare & {_without(name, anchor_prefixes[-1]) for name in wanted}) > len(wanted):
+            why = (
+                f"they begin with {prefixes[-1]} in {checkpoint.label}, with "
+                f"{anchor_prefixes[-1]} in {anchor.label}"
+            )
+            raise _differ(checkpoint, anchor, prefixes[-1], why)
 
 
 def _most_common_prefix(longer: set[str], shorter: set[str]) -> tuple[str, int]:
     """The prefix that most of the longer names have before one of the shorter ones."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for name in longer:
         dots = (at for at, letter in enumerate(name) if letter == ".")
-        found.update(name[: at + 1] for at in dots if name[at + 1 :] in shorter)
+        counts.update(name[: at + 1] for at in dots if name[at + 1 :] in shorter)
     # Of equally common ones the shortest, then the first by name.
-    ranked = sorted(found.items(), key=lambda item: (-item[1], len(item[0]), item[0]))
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], len(item[0]), item[0]))
     return ranked[0] if ranked else ("", 0)
 
 

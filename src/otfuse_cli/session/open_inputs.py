@@ -84,20 +84,20 @@ def require_inputs(request: PruneRequest) -> None:
     Raises:
         UsageError: One of them is the case.
     """
-    given = "--samples" if request.samples is not None else "--synthetic" * request.synthetic
-    if request.criterion == "reconstruct" and not given:
+    option = "--samples" if request.samples is not None else "--synthetic" * request.synthetic
+    if request.criterion == "reconstruct" and not option:
         raise UsageError(
             "--criterion reconstruct needs inputs",
             where="--criterion reconstruct",
             why="it looks at what units do, and fits layers to it",
             fix="add --samples FILE, or --synthetic for inputs that are made up",
         )
-    if given and request.criterion != "reconstruct":
+    if option and request.criterion != "reconstruct":
         raise UsageError(
-            f"{given} means nothing here",
+            f"{option} means nothing here",
             where=f"--criterion {request.criterion}",
             why="units are chosen by their weights",
-            fix=f"add --criterion reconstruct, or leave out {given}",
+            fix=f"add --criterion reconstruct, or leave out {option}",
         )
 
 
@@ -163,11 +163,11 @@ def open_bench(
     programs: dict[int, Program] = {}
     by_shape: dict[tuple[object, ...], Program] = {}
     for model in (parents.anchor, *(m for m in used if m.index != anchor)):
-        known, shapes = parents.architecture(model.index), _shapes(model)
-        key = (id(known), shapes)
+        of_model, shapes = parents.architecture(model.index), _shapes(model)
+        key = (id(of_model), shapes)
         if key not in by_shape:
             by_shape[key] = runnable(
-                known,
+                of_model,
                 samples,
                 device=runtime.device,
                 read=tensors[model.index],
@@ -203,20 +203,20 @@ def _require_one_network(
     """
     from ..graph.trace.program import same_operations
 
-    mine, anchors = programs[model.index], programs[parents.anchor_index]
+    program, anchors = programs[model.index], programs[parents.anchor_index]
     where = f"{model.checkpoint.label}: {parents.architecture(model.index).graph.source}"
-    if not same_operations(mine, anchors):
+    if not same_operations(program, anchors):
         raise UsageError(
             "the network computes something else at other widths",
             where=where,
             why="its forward pass takes another path",
             fix=f"{instead} without inputs",
         )
-    if mine.batch != anchors.batch:
+    if program.batch != anchors.batch:
         raise UsageError(
             "programs with batches of different size",
             where=where,
-            why=f"it takes {mine.batch} samples at a time, that of the anchor {anchors.batch}",
+            why=f"it takes {program.batch} samples at a time, that of the anchor {anchors.batch}",
             fix="export both with one batch size",
         )
 
@@ -231,10 +231,10 @@ def _inputs(parents: Parents, options: FusionOptions, recipe: Recipe) -> Samples
     from ..running.samples import load_samples
     from ..running.synthetic import first_layer_names, synthetic_samples
 
-    known = parents.architecture(parents.anchor_index)
+    of_anchor = parents.architecture(parents.anchor_index)
     arch = arch_of_each(options.arch, len(parents.models))[parents.anchor_index]
     network = require_network(
-        known, arch, "--samples" if options.samples is not None else "--synthetic"
+        of_anchor, arch, "--samples" if options.samples is not None else "--synthetic"
     )
     if options.samples is not None:
         number = REAL if options.num_samples is None else options.num_samples
@@ -271,11 +271,11 @@ def _kind(parents: Parents, options: FusionOptions) -> str:
 
 
 def _tensors(model: Model) -> Tensors:
-    found = {}
+    tensors = {}
     for name in model.checkpoint.infos:
         tensor = model.read(name)
-        found[name] = tensor.to(torch.float32) if tensor.is_floating_point() else tensor
-    return found
+        tensors[name] = tensor.to(torch.float32) if tensor.is_floating_point() else tensor
+    return tensors
 
 
 def _shapes(model: Model) -> tuple[tuple[str, tuple[int, ...]], ...]:

@@ -135,27 +135,27 @@ def sink(
             if also is not None:
                 also(name, tensor)
 
-        found = Sink(put, None if also is not None else writer.put_rows)
-        yield found
+        made = Sink(put, None if also is not None else writer.put_rows)
+        yield made
     with read_back(writer, str(output)) as written:
-        found.written = (written.record(),)
+        made.written = (written.record(),)
 
 
 def folder_config(
-    output: Path | None, own: Mapping[str, Any] | None, told: Advice
+    output: Path | None, copied: Mapping[str, Any] | None, changes: Advice
 ) -> tuple[Mapping[str, int], tuple[str, ...]]:
     """What the config.json of an output folder has to say, and what to say of it.
 
     Args:
         output: The output; None or a file has no config.json.
-        own: What the config.json that would be copied says; None: there is none.
-        told: What pruning has changed.
+        copied: What the config.json that would be copied says; None: there is none.
+        changes: What pruning has changed.
     """
-    if output is None or suffix_of(output) or own is None or not told.sentences:
+    if output is None or suffix_of(output) or copied is None or not changes.sentences:
         return {}, ()
-    if told.config:
-        sizes = ", ".join(f"{key} {value}" for key, value in told.config.items())
-        return told.config, (f"config.json of the output says {sizes}",)
+    if changes.config:
+        sizes = ", ".join(f"{key} {value}" for key, value in changes.config.items())
+        return changes.config, (f"config.json of the output says {sizes}",)
     return {}, ("config.json was copied as it is: it does not say the new widths",)
 
 

@@ -176,17 +176,17 @@ def find_architectures(
     arches = arch_of_each(arch, len(checkpoints))
 
     def find(at: int) -> Architecture:
-        found = find_architecture(
+        network_of = find_architecture(
             checkpoints[at], arches[at], free_outputs=free_outputs, untied=untied, plain=plain
         )
-        if found.network is None:
-            return found
+        if network_of.network is None:
+            return network_of
         from ..running.runnable import at_widths
 
-        return at_widths(found, shapes_of(checkpoints[at]), checkpoints[at].label)
+        return at_widths(network_of, shapes_of(checkpoints[at]), checkpoints[at].label)
 
-    known = find(anchor_index)
-    return known, own_architectures(known, checkpoints, anchor_index, arches, find)
+    of_anchor = find(anchor_index)
+    return of_anchor, own_architectures(of_anchor, checkpoints, anchor_index, arches, find)
 
 
 def assemble(
@@ -224,7 +224,7 @@ def assemble(
         )
         if splits:
             checkpoints = tuple(Untied(c, splits) for c in checkpoints)
-    known, own = find_architectures(
+    of_anchor, separate = find_architectures(
         checkpoints,
         anchor_index,
         arch,
@@ -232,7 +232,9 @@ def assemble(
         untied=bool(splits),
         plain=plain,
     )
-    parents = fit(known, checkpoints, anchor_index, device, strict=strict, vocab=vocab, own=own)
+    parents = fit(
+        of_anchor, checkpoints, anchor_index, device, strict=strict, vocab=vocab, separate=separate
+    )
     parents = replace(parents, warnings=(*one.warnings, *parents.warnings))
     if one.copies:
         parents = replace(parents, stored_like=stored, copies=one.copies)
@@ -244,40 +246,40 @@ def _told(parents: Parents, splits: Sequence[Split]) -> Parents:
     if not splits:
         return replace(parents, warnings=(*parents.warnings, "--untie: nothing is tied"))
     names = [kept[0] for split in splits for kept in split[1:]]
-    own = "a tensor of its own" if len(names) == 1 else "tensors of their own"
-    warning = f"--untie: {few(names)} got {own}: build the network with tie_word_embeddings=False"
+    whose = "a tensor of its own" if len(names) == 1 else "tensors of their own"
+    warning = f"--untie: {few(names)} got {whose}: build the network with tie_word_embeddings=False"
     config = {**(parents.config or {}), "tie_word_embeddings": False}
     return replace(parents, warnings=(*parents.warnings, warning), config=config)
 
 
 def fit(
-    known: Architecture,
+    of_anchor: Architecture,
     checkpoints: Sequence[Checkpoint],
     anchor_index: int,
     device: str,
     *,
     strict: bool = True,
     vocab: str = "refuse",
-    own: Mapping[int, Architecture] | None = None,
+    separate: Mapping[int, Architecture] | None = None,
 ) -> Parents:
-    """The anchor's graph, fitted to the others; `own`: networks of theirs, by index.
+    """The anchor's graph, fitted to the others; `separate`: networks of theirs, by index.
 
     Raises:
         IncompatibleModels: Models that differ in more than widths and in more than `strict` and
             `vocab` allow.
     """
-    own = own or {}
+    separate = separate or {}
     anchor = checkpoints[anchor_index]
-    common = reconcile(checkpoints, anchor_index, known.graph, strict=strict, vocab=vocab)
+    common = reconcile(checkpoints, anchor_index, of_anchor.graph, strict=strict, vocab=vocab)
     models, guesses = [], list[str]()
     for index, checkpoint in enumerate(common.checkpoints):
         graph, shapes = common.graph, shapes_of(checkpoint)
         if index != anchor_index:
             sizes = None
-            if index in own:
+            if index in separate:
                 sizes = agreed_sizes(
-                    own[index].graph,
-                    known.graph,
+                    separate[index].graph,
+                    of_anchor.graph,
                     names=graph.tensors,
                     label=checkpoint.label,
                     anchor_label=anchor.label,
@@ -286,20 +288,20 @@ def fit(
                 # Widths alone don't tell how many heads there are; the network's code may.
                 from ..running.runnable import sizes_at
 
-                sizes = sizes_at(known, shapes)
-                if sizes is None and known.network is not None:
+                sizes = sizes_at(of_anchor, shapes)
+                if sizes is None and of_anchor.network is not None:
                     guesses.append(_guessed(checkpoint.label, index))
             graph = resize(graph, shapes, label=checkpoint.label, anchor=anchor.label, known=sizes)
         models.append(Model(index, checkpoint, graph, device))
     return Parents(
         tuple(models),
         anchor_index,
-        known,
-        Model(anchor_index, anchor, known.graph, device),
+        of_anchor,
+        Model(anchor_index, anchor, of_anchor.graph, device),
         common.kept,
         common.complete,
         (*(c.remark for c in checkpoints if c.remark), *common.warnings, *guesses),
-        own_architectures=own,
+        own_architectures=separate,
     )
 
 

@@ -50,9 +50,9 @@ def _assembled(
     alike = request.strict and request.vocab == "refuse"
     arches = arch_of_each(request.arch, 2)
     places = (0, 1) if alike else (1,)
-    of, known = _architecture(places, (dense_file, pruned_file), arches, request)
-    theirs = _others(of, known, (dense_file, pruned_file), arches, request)
-    graph = _fit(known.graph, pruned_file)
+    of, shared = _architecture(places, (dense_file, pruned_file), arches, request)
+    separate = _others(of, shared, (dense_file, pruned_file), arches, request)
+    graph = _fit(shared.graph, pruned_file)
     common = reconcile(
         (dense_file, pruned_file), 1, graph, strict=request.strict, vocab=request.vocab
     )
@@ -82,19 +82,19 @@ def _assembled(
     parents = Parents(
         (dense, pruned),
         1,
-        known,
+        shared,
         whole,
         common.kept,
         common.complete,
         (*one.warnings, *(c.remark for c in files if c.remark), *common.warnings),
-        own_architectures=theirs,
+        own_architectures=separate,
     )
     if request.keep_shape and compaction is not None:
         return replace(parents, stored_like=stored, store=compaction.restored), remarks
     if compaction is not None:
-        own = read_config(stored.path)
-        told = advice(graph, compaction.graph, config=own)
-        config, said = folder_config(request.output, own, told)
+        config_beside = read_config(stored.path)
+        changes = advice(graph, compaction.graph, config=config_beside)
+        config, said = folder_config(request.output, config_beside, changes)
         return replace(parents, config=config), (*remarks, *said)
     if one.copies:
         parents = replace(parents, stored_like=files[1], copies=one.copies)
@@ -111,20 +111,20 @@ def _architecture(
     first: IncompatibleModels | None = None
     for at in places:
         try:
-            found = find_architecture(
+            candidate = find_architecture(
                 checkpoints[at], arches[at], free_outputs=request.free_outputs
             )
         except IncompatibleModels as error:
             first = first or error
         else:
-            return at, found
+            return at, candidate
     assert first is not None
     raise first
 
 
 def _others(
     of: int,
-    known: Architecture,
+    shared: Architecture,
     checkpoints: Sequence[Checkpoint],
     arches: Sequence[Arch],
     request: PruneFuseRequest,
@@ -134,15 +134,15 @@ def _others(
     def find(at: int) -> Architecture:
         return find_architecture(checkpoints[at], arches[at], free_outputs=request.free_outputs)
 
-    own = own_architectures(known, checkpoints, of, arches, find)
-    for at, architecture in own.items():
+    separate = own_architectures(shared, checkpoints, of, arches, find)
+    for at, architecture in separate.items():
         agreed_sizes(
             architecture.graph,
-            known.graph,
+            shared.graph,
             label=checkpoints[at].label,
             anchor_label=checkpoints[of].label,
         )
-    return own
+    return separate
 
 
 def _fit(graph: LayerGraph, checkpoint: Checkpoint) -> LayerGraph:

@@ -81,12 +81,12 @@ def reconcile(
 def _dropped(anchor: Checkpoint, source: Checkpoint) -> list[str]:
     missing = [n for n in anchor.infos if n not in source.infos]
     extra = [n for n in source.infos if n not in anchor.infos]
-    found = []
+    remarks = []
     if missing:
-        found.append(f"kept from {anchor.label}: {only_in(missing, anchor.label, source.label)}")
+        remarks.append(f"kept from {anchor.label}: {only_in(missing, anchor.label, source.label)}")
     if extra:
-        found.append(f"dropped: {only_in(extra, source.label, anchor.label)}")
-    return found
+        remarks.append(f"dropped: {only_in(extra, source.label, anchor.label)}")
+    return remarks
 
 
 def _require_something(names: set[str], anchor: Checkpoint, other: Checkpoint) -> None:
@@ -102,12 +102,13 @@ def _require_something(names: set[str], anchor: Checkpoint, other: Checkpoint) -
 def _require_kinds(checkpoints: Sequence[Checkpoint], anchor: Checkpoint, names: set[str]) -> None:
     """Complex weights are averaged with complex ones only: a real one has no place for them."""
     for checkpoint in checkpoints:
-        for name, own in anchor.infos.items():
-            theirs = checkpoint.infos[name].dtype if name in names else own.dtype
-            if theirs.is_complex != own.dtype.is_complex:
+        for name, anchor_info in anchor.infos.items():
+            dtype = checkpoint.infos[name].dtype if name in names else anchor_info.dtype
+            if dtype.is_complex != anchor_info.dtype.is_complex:
                 raise IncompatibleModels(
                     "a complex tensor in one model, a real one in the other",
-                    where=f"{name}: {theirs} in {checkpoint.label}, {own.dtype} in {anchor.label}",
+                    where=f"{name}: {dtype} in {checkpoint.label}, {anchor_info.dtype} in "
+                    f"{anchor.label}",
                     fix="convert one of the files",
                 )
 
@@ -120,14 +121,18 @@ def _common_rows(
     rows: dict[str, int] = {}
     for name, tensor in graph.tensors.items():
         shapes = [c.infos[name].shape for c in checkpoints]
-        own = shapes[anchor_index]
-        if not own or any(len(s) != len(own) for s in shapes) or not cuttable(graph, tensor):
+        anchor_shapes = shapes[anchor_index]
+        if (
+            not anchor_shapes
+            or any(len(s) != len(anchor_shapes) for s in shapes)
+            or not cuttable(graph, tensor)
+        ):
             continue
         sizes = [s[0] for s in shapes]
         if min(sizes) == max(sizes):
             continue
         if vocab == "refuse":
-            other = next(at for at, size in enumerate(sizes) if size != own[0])
+            other = next(at for at, size in enumerate(sizes) if size != anchor_shapes[0])
             raise _different(name, checkpoints[other], anchor, min(sizes))
         rows[name] = min(sizes)
     return rows
@@ -136,19 +141,20 @@ def _common_rows(
 def _different(
     name: str, source: Checkpoint, anchor: Checkpoint, common: int
 ) -> IncompatibleModels:
-    theirs, own = list(source.infos[name].shape), list(anchor.infos[name].shape)
+    source_shape, anchor_shape = list(source.infos[name].shape), list(anchor.infos[name].shape)
     return IncompatibleModels(
         "the models have different vocabularies or classes",
-        where=f"{name} axis 0: {theirs} in {source.label}, {own} in {anchor.label}",
-        why=f"{theirs[0]} and {own[0]} rows; rows of embeddings and heads are never matched",
+        where=f"{name} axis 0: {source_shape} in {source.label}, {anchor_shape} in {anchor.label}",
+        why=f"{source_shape[0]} and {anchor_shape[0]} rows; rows of embeddings and heads are never "
+        "matched",
         fix=f"--vocab common averages the first {common} rows, --vocab anchor keeps those of "
-        f"{anchor.label}; both have its {own[0]} rows",
+        f"{anchor.label}; both have its {anchor_shape[0]} rows",
     )
 
 
 def _rows_warning(name: str, count: int, anchor: Checkpoint, vocab: str) -> str:
-    own = anchor.infos[name].shape[0]
+    anchor_rows = anchor.infos[name].shape[0]
     if vocab == "anchor":
-        return f"{name}: all {own} rows are those of {anchor.label} (--vocab anchor)"
-    rest = f", {own - count} kept from {anchor.label}" if own > count else ""
+        return f"{name}: all {anchor_rows} rows are those of {anchor.label} (--vocab anchor)"
+    rest = f", {anchor_rows - count} kept from {anchor.label}" if anchor_rows > count else ""
     return f"{name}: the first {count} rows are averaged{rest} (--vocab common)"

@@ -44,7 +44,7 @@ class Reconstructed:
 
 def reconstruct_pruned(
     request: PruneRequest,
-    known: Architecture,
+    architecture: Architecture,
     model: Model,
     sizes: Kept,
     runtime: Runtime,
@@ -54,7 +54,7 @@ def reconstruct_pruned(
 
     Args:
         request: With inputs.
-        known: Its architecture, with a network to run.
+        architecture: Its architecture, with a network to run.
         model: The network.
         sizes: By pruned space, as many units as are to stay; which ones is decided here.
         runtime: Device, seed, progress.
@@ -69,7 +69,7 @@ def reconstruct_pruned(
         # Any units will do to see how the network runs at these widths.
         cut = compacted(Masked(model.checkpoint, {}, model.checkpoint), model, sizes)
         small = Model(1, cut.checkpoint, cut.graph, runtime.device)
-        parents = Parents((model, small), 1, known, small)
+        parents = Parents((model, small), 1, architecture, small)
         try:
             bench = open_bench(
                 parents,

@@ -49,12 +49,15 @@ def unlike_widths(anchor: Model, aligned: Sequence[Aligned]) -> tuple[str, ...]:
         if source.weight >= 1:
             continue
         sizes = [(s.size, source.model.graph.sizes[s.id]) for s in anchor.graph.free()]
-        ours, theirs = max(sizes, key=lambda pair: max(pair) / min(pair), default=(1, 1))
-        if max(ours, theirs) > _WIDTHS * min(ours, theirs):
+        anchor_width, source_width = max(
+            sizes, key=lambda pair: max(pair) / min(pair), default=(1, 1)
+        )
+        if max(anchor_width, source_width) > _WIDTHS * min(anchor_width, source_width):
             remarks.append(
                 f"widths of checkpoint {source.model.index} and the anchor differ by more than a "
-                f"factor of {_WIDTHS} ({theirs} units beside {ours}): the anchor alone is probably "
-                "better than this average. Inputs help: --arch with --samples FILE or --synthetic"
+                f"factor of {_WIDTHS} ({source_width} units beside {anchor_width}): the anchor "
+                "alone is probably better than this average. Inputs help: --arch with --samples "
+                "FILE or --synthetic"
             )
     return tuple(remarks)
 

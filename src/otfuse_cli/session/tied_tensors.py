@@ -130,24 +130,24 @@ def _alike(names: Sequence[str], graph: LayerGraph) -> Iterator[tuple[str, str]]
 
 def _same_axes(one: GraphTensor, other: GraphTensor, graph: LayerGraph) -> bool:
     fixed = 0
-    for mine, theirs in zip(one.axes, other.axes, strict=True):
-        units = {*axis_units(mine.expr), *axis_units(theirs.expr)}
+    for one_axis, other_axis in zip(one.axes, other.axes, strict=True):
+        units = {*axis_units(one_axis.expr), *axis_units(other_axis.expr)}
         pinned = all(graph.spaces[u].pinned is not None for u in units)
         fixed += pinned
-        if mine.expr != theirs.expr and not pinned:
+        if one_axis.expr != other_axis.expr and not pinned:
             return False
     return 0 < fixed < len(one.axes)
 
 
 def _joined(said: Classes, order: Mapping[str, int]) -> Classes:
     """Classes that share a name are one; names that no file has are left out."""
-    found: list[set[str]] = []
+    classes: list[set[str]] = []
     for names in said:
         members = {n for n in names if n in order}
         if len(members) > 1:
-            touched = [c for c in found if c & members]
-            found = [c for c in found if not c & members] + [members.union(*touched)]
-    return [tuple(names) for names in found]
+            touched = [c for c in classes if c & members]
+            classes = [c for c in classes if not c & members] + [members.union(*touched)]
+    return [tuple(names) for names in classes]
 
 
 def _is_one(checkpoints: Sequence[Checkpoint], names: Sequence[str]) -> bool:

@@ -76,24 +76,28 @@ def turn(
     stream = normed_stream(graph)
     test = _Test(network, parents.shared_architecture.names, graph)
     tests: dict[int, _Test] = {}
-    for at, known in parents.own_architectures.items():
-        own = require_network(known, arch, "--residual orthogonal")
-        tests[at] = _Test(own, known.names, graph)
+    for at, separate in parents.own_architectures.items():
+        source_network = require_network(separate, arch, "--residual orthogonal")
+        tests[at] = _Test(source_network, separate.names, graph)
     anchor = parents.anchor
-    theirs, worst = _settled(anchor, stream, test)
-    pairs = test.rotary(theirs, stream)
-    tensors = {anchor.index: theirs}
+    anchor_tensors, worst = _settled(anchor, stream, test)
+    pairs = test.rotary(anchor_tensors, stream)
+    tensors = {anchor.index: anchor_tensors}
     matches: dict[int, Match] = {}
     for source in parents.sources:
         if source.index not in used:
             continue
         its = tests.get(source.index, test)
-        mine, error = _settled(source, stream, its)
-        moves = match_rotated(mine, theirs, graph, stream, pairs=pairs, progress=_told(runtime))
-        moved = move(mine, graph, stream, moves)
-        worst = max(worst, error, its.change(mine, moved, source.checkpoint.label))
+        source_tensors, error = _settled(source, stream, its)
+        moves = match_rotated(
+            source_tensors, anchor_tensors, graph, stream, pairs=pairs, progress=_told(runtime)
+        )
+        moved = move(source_tensors, graph, stream, moves)
+        worst = max(worst, error, its.change(source_tensors, moved, source.checkpoint.label))
         tensors[source.index] = moved
-        matches[source.index] = _match(source, anchor, mine, moved, theirs, moves, stream, recipe)
+        matches[source.index] = _match(
+            source, anchor, source_tensors, moved, anchor_tensors, moves, stream, recipe
+        )
     models = tuple(_held(m, tensors[m.index]) if m.index in tensors else m for m in parents.models)
     turned = replace(parents, models=models, whole=models[parents.anchor_index])
     repair = Repair(rows=restored(graph, stream) if recipe.repair == "auto" else {})
@@ -154,14 +158,14 @@ def _match(
     anchor: Model,
     before: Tensors,
     after: Tensors,
-    theirs: Tensors,
+    anchor_tensors: Tensors,
     moves: Moves,
     stream: Stream,
     recipe: Recipe,
 ) -> Match:
     """All units stay where they are now; costs before and after, in canonical form."""
     stays = Alignment({})
-    target = _held(anchor, theirs)
+    target = _held(anchor, anchor_tensors)
     first, _ = measure(_held(source, before), target, stays, recipe, {})
     spaces, layers = measure(_held(source, after), target, stays, recipe, {})
     records = [_record(now, then, moves, stream) for now, then in zip(spaces, first, strict=True)]
@@ -193,15 +197,15 @@ class _Test:
         Raises:
             SolveFailed: It is more than rounding.
         """
-        found = self._change(before, after)
-        if not found <= FLOAT32:
+        error = self._change(before, after)
+        if not error <= FLOAT32:
             raise SolveFailed(
                 "a parent in canonical form computes something else",
-                where=f"{label}: outputs differ by {found:.2g} (relative)",
+                where=f"{label}: outputs differ by {error:.2g} (relative)",
                 why="something in the network looks at single units of its residual stream",
                 fix="use --residual shared",
             )
-        return found
+        return error
 
     def rotary(self, tensors: Tensors, stream: Stream) -> dict[str, Tensor]:
         """Which positions inside queries and keys turn together, where positions are rotary.

@@ -70,8 +70,8 @@ class Ways:
         agreement = bench.agreement(first[0])
         if agreement >= _ENOUGH:
             return first
-        own = bench.average(replace(self.fused, sources=(), repair=None))
-        second = self._refit(bench, own, self.teachers)
+        anchor_alone = bench.average(replace(self.fused, sources=(), repair=None))
+        second = self._refit(bench, anchor_alone, self.teachers)
         return second if bench.agreement(second[0]) > agreement else first
 
     def _refit(self, bench: Bench, tensors: Tensors, aims: Sequence[Aligned]) -> Fitted:
@@ -121,7 +121,7 @@ class Ways:
                 "anchor of weight 0 has no units to keep",
                 fix="use --blend joint",
             )
-        return self._joint_units(bench, models, given=share)
+        return self._joint_units(bench, models, share=share)
 
     def joint(self, bench: Bench) -> Fitted:
         """The union of the parents, reduced and fitted on the inputs of `bench`.
@@ -153,7 +153,7 @@ class Ways:
         Where there are heads, widths alone don't tell how many: the graph is the model's own.
         """
         anchor = bench.parents.anchor
-        found = []
+        models = []
         for model in (anchor, *(a.model for a in self.fused.sources)):
             if bench.weights[model.index] <= 0:
                 continue
@@ -161,18 +161,18 @@ class Ways:
             if ours and has_heads(anchor.graph) and model.graph.sizes != anchor.graph.sizes:
                 graph = graph_at(bench.parents.shared_architecture, bench.tensors[model.index])
                 model = replace(model, graph=graph)
-            found.append(model)
-        return found
+            models.append(model)
+        return models
 
     def _joint_units(
-        self, bench: Bench, models: Sequence[Model], *, given: float | None = None
+        self, bench: Bench, models: Sequence[Model], *, share: float | None = None
     ) -> Fitted:
         """Units of all parents one by one; heads as wholes."""
         anchor, device = bench.parents.anchor, bench.runtime.device
         runs = [bench.run_parent(m, bench.weights[m.index]) for m in models]
         seen = seen_units(bench, bench.samples, post=True, seed=self.recipe.seed, models=models)
         graph, observed = anchor.graph, [seen[m.index] for m in models]
-        chosen = choices(graph, observed, runs, without=in_heads(graph), given=given)
+        chosen = choices(graph, observed, runs, without=in_heads(graph), given=share)
         runs = [replace(r, alignment=maps) for r, maps in zip(runs, chosen, strict=True)]
         read: Mapping[str, Tensor] = {}
         if has_heads(graph):
@@ -203,12 +203,12 @@ class Ways:
         anchor = bench.parents.anchor
         parts = []
         for model in self._counted(bench):
-            own = normed_stream(model.graph)
-            settled = canonical(bench.tensors[model.index], model.graph, own)
+            model_stream = normed_stream(model.graph)
+            settled = canonical(bench.tensors[model.index], model.graph, model_stream)
             held = replace(model, checkpoint=Replaced(model.checkpoint, settled))
             tensors = {n: t.float() if t.is_floating_point() else t for n, t in settled.items()}
             run = replace(bench.run_parent(held, bench.weights[model.index]), tensors=tensors)
-            parts.append(StreamParent(held, own, run))
+            parts.append(StreamParent(held, model_stream, run))
         ridge, device = self.options.ridge, bench.runtime.device
         reduced = reduce_streams(anchor, parts, bench.samples, ridge, device=device)
         renew_all(anchor.graph, reduced.tensors)
