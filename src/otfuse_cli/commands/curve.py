@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from ..errors import UsageError
 from ..fusion.average import Aligned, average
 from ..fusion.repair import Repair, plan_repair
 from ..matching.match import match
+from ..matching.models import Model
 from ..matching.passes import realign
 from ..plot.charts import LineChart, Picture, Series, Style
 from ..plot.save import check_plot, write_picture
@@ -58,44 +59,18 @@ def run_curve(request: CurveRequest, *, progress: Progress = silent) -> Report:
             arch = arch_of_each(request.arch, len(checkpoints))[_ANCHOR]
             bench = set_up(request, parents.shared_architecture, arch, recipe.seed, runtime.device)
             inputs = tuple(c.record() for c in checkpoints)
-        (source,) = parents.sources
-        weights = [at / (request.steps - 1) for at in range(request.steps)]
-        curves: dict[str, Curve] = {}
-        notes: tuple[str, ...] = ()
-        if recipe.align != "none" and not _same_shapes(parents):
-            notes = ("the checkpoints differ in width: there is no plain average",)
-        else:
-            still = replace(recipe, align="none", repair="none")
-            with watch("match"):
-                plain = match(source, parents.anchor, still, runtime)
-            with watch("evaluate"):
-                aligned = Aligned(source, plain.alignment, 0.5)
-                curves["plain"] = _measure(parents, aligned, bench, weights, None, runtime)
+        work = _Curves(request, recipe, runtime, watch, parents, bench)
         report = Report(
             command="curve",
             version=__version__,
             inputs=inputs,
             graph=graph_record(parents.anchor.graph),
         )
+        report = replace(report, warnings=work.plain())
         if recipe.align != "none":
-            with watch("match"):
-                matches = [match(source, parents.anchor, recipe, runtime)]
-                matches = realign([source], matches, parents.anchor, (0.5, 0.5), recipe, runtime)
-            aligned = Aligned(source, matches[0].alignment, 0.5)
-            with watch("check"):
-                checks, unchecked = check_function(parents, [aligned])
-            repair = plan_repair(parents.anchor.graph) if recipe.repair == "auto" else None
-            with watch("evaluate"):
-                curves["fused"] = _measure(parents, aligned, bench, weights, repair, runtime)
-            report = replace(
-                report,
-                spaces=matches[0].spaces,
-                layers=matches[0].layers,
-                candidates=matches[0].candidates,
-                checks=checks,
-                warnings=(*notes, *matches[0].warnings, *unchecked),
-            )
+            report = work.fused(report)
         labels = [c.label for c in checkpoints]
+    curves = work.curves
     scores = {f"{n} at {w:.4g}": s for n, points in curves.items() for w, s in points.items()}
     report = replace(
         report,
@@ -152,26 +127,87 @@ def _same_shapes(parents: Parents) -> bool:
     return first == second
 
 
-def _measure(
-    parents: Parents,
-    aligned: Aligned,
-    bench: Evaluator,
-    weights: Sequence[float],
-    repair: Repair | None,
-    runtime: Runtime,
-) -> Curve:
-    """Scores for each weight of the anchor; the ends are the models themselves."""
-    anchor, scores = parents.anchor, {}
-    for done, weight in enumerate(weights):
-        runtime.progress("evaluate", done, len(weights))
+@dataclass
+class _Curves:
+    """Two models, measured on the way from one to the other.
+
+    Attributes:
+        request: What was asked for.
+        recipe: How units are matched.
+        runtime: Device, seed, progress.
+        watch: Takes the time.
+        parents: The models.
+        bench: What they are measured on.
+        curves: Scores by name of the curve and weight of the anchor.
+    """
+
+    request: CurveRequest
+    recipe: Recipe
+    runtime: Runtime
+    watch: Stopwatch
+    parents: Parents
+    bench: Evaluator
+    curves: dict[str, Curve] = field(default_factory=dict)
+
+    @property
+    def source(self) -> Model:
+        """The model that is not the anchor."""
+        (source,) = self.parents.sources
+        return source
+
+    def plain(self) -> tuple[str, ...]:
+        """Measure plain averages; a remark where there are none."""
+        if self.recipe.align != "none" and not _same_shapes(self.parents):
+            return ("the checkpoints differ in width: there is no plain average",)
+        still = replace(self.recipe, align="none", repair="none")
+        with self.watch("match"):
+            unmoved = match(self.source, self.parents.anchor, still, self.runtime)
+        self._measure("plain", Aligned(self.source, unmoved.alignment, 0.5), None)
+        return ()
+
+    def fused(self, report: Report) -> Report:
+        """Measure averages of matched units; the report with what matching gave."""
+        parents, recipe = self.parents, self.recipe
+        with self.watch("match"):
+            first = [match(self.source, parents.anchor, recipe, self.runtime)]
+            (matched,) = realign(
+                [self.source], first, parents.anchor, (0.5, 0.5), recipe, self.runtime
+            )
+        aligned = Aligned(self.source, matched.alignment, 0.5)
+        with self.watch("check"):
+            checks, unchecked = check_function(parents, [aligned])
+        repair = plan_repair(parents.anchor.graph) if recipe.repair == "auto" else None
+        self._measure("fused", aligned, repair)
+        return replace(
+            report,
+            spaces=matched.spaces,
+            layers=matched.layers,
+            candidates=matched.candidates,
+            checks=checks,
+            warnings=(*report.warnings, *matched.warnings, *unchecked),
+        )
+
+    def _measure(self, name: str, aligned: Aligned, repair: Repair | None) -> None:
+        """Scores for each weight of the anchor; the ends are the models themselves."""
+        steps = self.request.steps
+        scores: Curve = {}
+        with self.watch("evaluate"):
+            for done in range(steps):
+                self.runtime.progress("evaluate", done, steps)
+                weight = done / (steps - 1)
+                scores[weight] = self._score(aligned, weight, repair)
+        self.curves[name] = scores
+
+    def _score(self, aligned: Aligned, weight: float, repair: Repair | None) -> Score:
+        anchor = self.parents.anchor
         sources = [replace(aligned, weight=1 - weight)] if weight < 1 else []
         inner = repair if 0 < weight < 1 else None
         tensors: dict[str, torch.Tensor] = {}
         for name, info in anchor.checkpoint.infos.items():
             dtype = torch.float32 if info.dtype.is_floating_point else info.dtype
             tensors[name] = average(name, anchor, sources, dtype=dtype, repair=inner)
-        scores[weight] = bench.score(module_state(bench.network, bench.names, tensors.__getitem__))
-    return scores
+        bench = self.bench
+        return bench.score(module_state(bench.network, bench.names, tensors.__getitem__))
 
 
 def _columns(curves: Mapping[str, Curve]) -> dict[str, dict[str, float | None]]:

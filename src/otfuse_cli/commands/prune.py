@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,35 +12,30 @@ from .. import __version__
 from ..checkpoint.config import read_config
 from ..checkpoint.open import Checkpoint
 from ..checkpoint.publication import Publication
-from ..errors import SolveFailed, UsageError
-from ..graph.model import LayerGraph
+from ..errors import UsageError
 from ..graph.sizes import resize
 from ..matching.models import Model
-from ..pruning.advice import Advice, advice
+from ..pruning.advice import advice
 from ..pruning.amounts import choose_amounts, held_together, require_share
-from ..pruning.choose_units import KeptUnits, choose_kept
-from ..pruning.compact import Pruner, smaller
+from ..pruning.choose_units import choose_kept
+from ..pruning.compact import smaller
 from ..pruning.pruned_sizes import pruning_record
-from ..pruning.zeroed_check import masked_change
-from ..report.records import Checks, FileRecord, Report
+from ..report.records import Report
 from ..requests.requests import PruneRequest
+from ..running.arch_value import Arch
 from ..running.architecture import Architecture, architecture
 from ..running.factory import factory_arguments
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
 from ..session.architectures import arch_of_each, arch_record
-from ..session.function_check import declared, reordered_change, require_kept, require_proof
-from ..session.open_inputs import require_inputs
+from ..session.function_check import require_kept, require_proof
+from ..session.input_rules import require_inputs
 from ..session.outputs import (
     Put,
-    folder_config,
-    kept_extras,
     refuse_outputs,
-    require_room,
-    sink,
-    target_info,
 )
 from ..session.parents import graph_record, open_checkpoints, shapes_of
 from ..session.plan import report_path
+from ..session.pruned_network import PrunedNetwork, built_from, check_pruned, write_pruned
 from ..session.tied_tensors import tie
 
 if TYPE_CHECKING:
@@ -68,17 +62,6 @@ def prune_tensors(
     return tensors, report
 
 
-@dataclass(frozen=True)
-class _Pruned:
-    """A network with what stays of it; `made` where its tensors were fitted on inputs."""
-
-    known: Architecture
-    model: Model
-    choice: KeptUnits
-    graph: LayerGraph
-    made: Reconstructed | None = None
-
-
 def _run(request: PruneRequest, progress: Progress, also: Put | None = None) -> Report:
     with Publication(overwrite=request.overwrite) as outputs:
         return _prune(request, progress, also, outputs)
@@ -99,40 +82,20 @@ def _prune(
         with watch("graph"):
             one = tie((stored,), 0, arch)
             checkpoint = one.checkpoints[0]
-            traced = architecture(
-                arch,
-                shapes_of(checkpoint),
-                aliases=checkpoint.aliases,
-                config=read_config(checkpoint.path),
-                label=checkpoint.label,
-            )
-            graph = traced.graph
-            require_proof(graph, asked=request.require_proof)
-            if shapes_of(checkpoint) != {n: t.shape for n, t in graph.tensors.items()}:
-                graph = resize(
-                    graph, shapes_of(checkpoint), label=checkpoint.label, anchor=graph.source
-                )
-            model = Model(0, checkpoint, graph, runtime.device)
-            amounts = choose_amounts(graph, request.amount, request.only, request.layer)
-        with watch("prune"):
-            choice = choose_kept(model, amounts, request.criterion, runtime)
-        work = _Pruned(traced, model, choice, smaller(graph, choice.kept))
-        if request.criterion == "reconstruct" and choice.kept:
-            from ..session.reconstruct_pruned import reconstruct_pruned
-
-            reconstructed = reconstruct_pruned(request, traced, model, choice.kept, runtime, watch)
-            work = replace(work, made=reconstructed)
+            model, traced = _whole(request, checkpoint, arch, runtime)
+        work = _cut(request, model, traced, runtime, watch)
+        graph = model.graph
         with watch("check"):
-            checks, remarks = _check(work)
+            checks, remarks = check_pruned(work)
             require_kept(checks, remarks, graph, asked=request.require_proof)
         changes = advice(
             graph,
             work.graph,
-            config=_config(request, checkpoint.path),
+            config=built_from(request, checkpoint.path),
             arguments=factory_arguments(arch),
         )
         with watch("write"):
-            lost, written = _write(
+            lost, written = write_pruned(
                 request, output, work, one.copies, stored, runtime, also, changes, outputs
             )
         report = Report(
@@ -159,6 +122,42 @@ def _prune(
     return report
 
 
+def _whole(
+    request: PruneRequest, checkpoint: Checkpoint, arch: Arch, runtime: Runtime
+) -> tuple[Model, Architecture]:
+    """The network as it is, on a graph of its own widths."""
+    shapes = shapes_of(checkpoint)
+    traced = architecture(
+        arch,
+        shapes,
+        aliases=checkpoint.aliases,
+        config=read_config(checkpoint.path),
+        label=checkpoint.label,
+    )
+    graph = traced.graph
+    require_proof(graph, asked=request.require_proof)
+    if shapes != {name: tensor.shape for name, tensor in graph.tensors.items()}:
+        graph = resize(graph, shapes, label=checkpoint.label, anchor=graph.source)
+    return Model(0, checkpoint, graph, runtime.device), traced
+
+
+def _cut(
+    request: PruneRequest, model: Model, traced: Architecture, runtime: Runtime, watch: Stopwatch
+) -> PrunedNetwork:
+    """Choose which units stay; for `reconstruct` by what they do, and fit what reads them."""
+    graph = model.graph
+    with watch("prune"):
+        amounts = choose_amounts(graph, request.amount, request.only, request.layer)
+        choice = choose_kept(model, amounts, request.criterion, runtime)
+    work = PrunedNetwork(traced, model, choice, smaller(graph, choice.kept))
+    if request.criterion != "reconstruct" or not choice.kept:
+        return work
+    from ..session.reconstruct_pruned import reconstruct_pruned
+
+    made = reconstruct_pruned(request, traced, model, choice.kept, runtime, watch)
+    return replace(work, made=made)
+
+
 def _require_amounts(request: PruneRequest) -> None:
     if request.amount is None and not request.layer:
         raise UsageError(
@@ -174,87 +173,7 @@ def _require_amounts(request: PruneRequest) -> None:
         require_share(share, f"--layer {name}={share:g}", zero=True)
 
 
-def _check(work: _Pruned) -> tuple[Checks, tuple[str, ...]]:
-    """Compact against masked, where the network can be run and units are dropped.
-
-    Where units are merged or fitted instead, nothing is kept exactly: there the whole network is
-    run with its units in another order, which shows that the graph is right.
-
-    Raises:
-        SolveFailed: They differ by more than rounding.
-    """
-    verdict = declared(work.known.graph)
-    kept = work.choice.kept
-    fitted = work.made.remarks if work.made is not None else ()
-    together = sorted(set(held_together(work.model.graph)) & set(kept))
-    if together and work.made is None:
-        return verdict, (
-            f"{', '.join(together)}: a norm takes its statistics over these units, so that those "
-            "which are left change too",
-        )
-    if not kept:
-        return verdict, fitted
-    if work.made is not None or work.choice.merges:
-        change, remarks = reordered_change(work.known, work.model)
-        fitted = (*fitted, *remarks)
-    else:
-        change = masked_change(work.known, work.model, kept)
-    if change is None:
-        return verdict, fitted
-    if not change.error <= change.allowed:
-        raise SolveFailed(
-            "the compact network computes something else than the masked one",
-            where=f"{work.model.checkpoint.label}: outputs differ by {change.error:.2g} (relative)",
-            why=f"{work.model.graph.source} says units go together that do not",
-            fix="find the claim with otfuse check, or correct the spec",
-        )
-    return replace(verdict, function=verdict.function or "kept", max_error=change.error), fitted
-
-
-def _write(
-    request: PruneRequest,
-    output: Path | None,
-    work: _Pruned,
-    copies: Mapping[str, tuple[str, ...]],
-    like: Checkpoint,
-    runtime: Runtime,
-    also: Put | None,
-    changes: Advice,
-    outputs: Publication,
-) -> tuple[tuple[str, ...], tuple[FileRecord, ...]]:
-    """Write every tensor; returns what could not be written along with them, and what was."""
-    checkpoint = work.model.checkpoint
-    config_beside = read_config(checkpoint.path)
-    config, remarks = folder_config(
-        output,
-        config_beside,
-        changes
-        if config_beside == _config(request, checkpoint.path)
-        else Advice(changes.sentences),
-    )
-    pruner = Pruner(work.model, work.choice, None if work.made is None else work.made.tensors)
-    infos = [
-        replace(target_info(info, request.dtype), shape=work.graph.tensors[info.name].shape)
-        for info in checkpoint.infos.values()
-    ]
-    again = {i.name: [replace(i, name=n) for n in copies.get(i.name, ())] for i in infos}
-    every = [i for info in infos for i in (info, *again[info.name])]
-    require_room(output, every)
-    extras, lost = kept_extras(checkpoint, request)
-    with sink(
-        output, like, every, request, outputs, also=also, extras=extras, config=config
-    ) as out:
-        for done, info in enumerate(infos):
-            runtime.progress("write", done, len(infos))
-            tensor = pruner.tensor(info.name, info.dtype)
-            out.put(info.name, tensor)
-            for copy in again[info.name]:
-                out.put(copy.name, tensor.clone())
-    runtime.progress("write", len(infos), len(infos))
-    return (*lost, *remarks), out.written
-
-
-def _left_whole(work: _Pruned, request: PruneRequest) -> tuple[str, ...]:
+def _left_whole(work: PrunedNetwork, request: PruneRequest) -> tuple[str, ...]:
     left = [s for s in held_together(work.model.graph) if s not in work.choice.kept]
     if request.amount is None or request.only or not left:
         return ()
@@ -262,14 +181,6 @@ def _left_whole(work: _Pruned, request: PruneRequest) -> tuple[str, ...]:
         f"{', '.join(left)} stays whole: a layer norm ties its units together; --layer prunes it "
         "all the same",
     )
-
-
-def _config(request: PruneRequest, path: Path | None) -> Mapping[str, Any] | None:
-    """The config.json that the network is built from."""
-    (arch,) = arch_of_each(request.arch, 1)
-    if isinstance(arch, str) and arch.startswith("hf:"):
-        return read_config(Path(arch.removeprefix("hf:")))
-    return read_config(path)
 
 
 def _recipe(request: PruneRequest, runtime: Runtime, made: Reconstructed | None) -> dict[str, Any]:

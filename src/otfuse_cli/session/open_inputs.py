@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,10 +12,11 @@ from ..errors import UsageError
 from ..fusion.selection import Selection
 from ..matching.models import Model
 from ..requests.recipe import Recipe
-from ..requests.requests import FusionOptions, ImproveOptions, PruneRequest
+from ..requests.requests import FusionOptions, ImproveOptions
 from ..running.architecture import require_network
 from ..runtime import Runtime
 from .architectures import arch_of_each
+from .input_rules import require_no_fits, require_no_inputs
 from .parents import Parents
 
 if TYPE_CHECKING:
@@ -27,78 +28,6 @@ if TYPE_CHECKING:
 LEAST_SAMPLES = 25
 REAL, SYNTHETIC = 400, 2_000
 CLASS_DRIVEN = 900  # each costs two dozen passes, forward and back
-
-
-def require_no_inputs(options: FusionOptions, recipe: Recipe) -> None:
-    """Refuse options that mean nothing without inputs.
-
-    Raises:
-        UsageError: One of them was given.
-    """
-    wanted = None
-    if recipe.align == "acts":
-        wanted = "--align acts"
-    elif recipe.mass == "importance":
-        wanted = "--mass importance"
-    elif isinstance(options, ImproveOptions) and options.refit:
-        wanted = "--refit"
-    elif isinstance(options, ImproveOptions) and options.calibrate not in (None, "none"):
-        wanted = f"--calibrate {options.calibrate}"
-    elif isinstance(options, ImproveOptions):
-        wanted = _asks_for_fits(options)
-    if wanted is not None:
-        raise UsageError(
-            f"{wanted} needs inputs",
-            where=wanted,
-            why="it looks at what units do",
-            fix="add --samples FILE, or --synthetic for inputs that are made up",
-        )
-
-
-def _asks_for_fits(options: ImproveOptions) -> str | None:
-    """The option that means nothing where no layer is fitted; None where none was given."""
-    if options.blend not in (None, "average"):
-        return f"--blend {options.blend}"
-    return "--require-gain" if options.require_gain else None
-
-
-def _require_no_fits(options: ImproveOptions) -> None:
-    """Refuse what means nothing where layers aren't fitted.
-
-    Raises:
-        UsageError: It was given.
-    """
-    asked = _asks_for_fits(options)
-    if asked is not None:
-        raise UsageError(
-            f"{asked} without fits",
-            where=asked,
-            why="--no-refit, --paper and --align none fit no layer",
-            fix="leave them out, or add --refit",
-        )
-
-
-def require_inputs(request: PruneRequest) -> None:
-    """Refuse `reconstruct` without inputs, and inputs without it.
-
-    Raises:
-        UsageError: One of them is the case.
-    """
-    option = "--samples" if request.samples is not None else "--synthetic" * request.synthetic
-    if request.criterion == "reconstruct" and not option:
-        raise UsageError(
-            "--criterion reconstruct needs inputs",
-            where="--criterion reconstruct",
-            why="it looks at what units do, and fits layers to it",
-            fix="add --samples FILE, or --synthetic for inputs that are made up",
-        )
-    if option and request.criterion != "reconstruct":
-        raise UsageError(
-            f"{option} means nothing here",
-            where=f"--criterion {request.criterion}",
-            why="units are chosen by their weights",
-            fix=f"add --criterion reconstruct, or leave out {option}",
-        )
 
 
 def open_bench(
@@ -127,7 +56,7 @@ def open_bench(
         require_no_inputs(options, recipe)
         return None
     if isinstance(options, ImproveOptions) and not options.refits:
-        _require_no_fits(options)
+        require_no_fits(options)
     if recipe.mass == "importance" and recipe.align != "acts":
         raise UsageError(
             "--mass importance needs --align acts",
@@ -143,8 +72,6 @@ def open_bench(
             "function to aim at",
             fix="fuse without inputs",
         )
-    from ..running.class_driven import drive_to_classes
-    from ..running.runnable import runnable
     from .bench import Bench
 
     samples = _inputs(parents, options, recipe)
@@ -157,40 +84,85 @@ def open_bench(
             fix=f"give more, or {instead}, or --force to go on all the same",
         )
     anchor = parents.anchor_index
-    weights = selection.weights
     used = [m for m in parents.models if m.index == anchor or selection.used(m.index)]
-    tensors = {m.index: _tensors(m) for m in used}
+    tensors = {model.index: _tensors(model) for model in used}
+    programs = _programs(parents, samples, tensors, runtime, instead)
+    driven = None
+    if options.synthetic and _kind(parents, options) == "class":
+        heard = [m.index for m in used if selection.weights[m.index] > 0]
+        runs = [(programs[at], tensors[at]) for at in heard]
+        driven = _driven(samples, runs, runtime, required=options.synthetic_kind == "class")
+    return Bench(
+        driven or samples,
+        programs,
+        tensors,
+        selection.weights,
+        parents,
+        runtime,
+        _most_bytes(options.max_memory),
+        driven is not None,
+    )
+
+
+def _programs(
+    parents: Parents,
+    samples: Samples,
+    tensors: Mapping[int, Tensors],
+    runtime: Runtime,
+    instead: str,
+) -> dict[int, Program]:
+    """The forward pass of every model that has tensors; one export for each set of widths.
+
+    Raises:
+        UsageError: A model can't be run side by side with the anchor.
+    """
+    from ..running.runnable import runnable
+
     programs: dict[int, Program] = {}
-    by_shape: dict[tuple[object, ...], Program] = {}
-    for model in (parents.anchor, *(m for m in used if m.index != anchor)):
-        of_model, shapes = parents.architecture(model.index), _shapes(model)
-        key = (id(of_model), shapes)
-        if key not in by_shape:
-            by_shape[key] = runnable(
-                of_model,
+    exported: dict[tuple[object, ...], Program] = {}
+    others = [m for m in parents.models if m.index in tensors and m is not parents.anchor]
+    for model in (parents.anchor, *others):
+        architecture, shapes = parents.architecture(model.index), _shapes(model)
+        widths = (id(architecture), shapes)
+        if widths not in exported:
+            exported[widths] = runnable(
+                architecture,
                 samples,
                 device=runtime.device,
                 read=tensors[model.index],
                 graph=parents.shared_architecture.graph,
             )
-        programs[model.index] = by_shape[key]
+        programs[model.index] = exported[widths]
         _require_one_network(parents, model, programs, instead)
-    driven = options.synthetic and _kind(parents, options) == "class"
-    if driven:
-        try:
-            samples = drive_to_classes(
-                samples,
-                [(programs[m.index], tensors[m.index]) for m in used if weights[m.index] > 0],
-                seed=recipe.seed,
-                device=runtime.device,
-                progress=partial(runtime.progress, "inputs"),
-            )
-        except UsageError:
-            if options.synthetic_kind == "class":
-                raise
-            driven = False
-    most = _most_bytes(options.max_memory)
-    return Bench(samples, programs, tensors, weights, parents, runtime, most, driven)
+    return programs
+
+
+def _driven(
+    samples: Samples,
+    runs: Sequence[tuple[Program, Tensors]],
+    runtime: Runtime,
+    *,
+    required: bool,
+) -> Samples | None:
+    """The inputs driven toward what the networks take for classes; None where that can't be.
+
+    Raises:
+        UsageError: The same, where it was asked for.
+    """
+    from ..running.class_driven import drive_to_classes
+
+    try:
+        return drive_to_classes(
+            samples,
+            runs,
+            seed=runtime.seed,
+            device=runtime.device,
+            progress=partial(runtime.progress, "inputs"),
+        )
+    except UsageError:
+        if required:
+            raise
+        return None
 
 
 def _require_one_network(

@@ -1,0 +1,137 @@
+"""A network with what is left of it: checked against the whole one, and written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..checkpoint.config import read_config
+from ..checkpoint.open import Checkpoint
+from ..checkpoint.publication import Publication
+from ..errors import SolveFailed
+from ..graph.model import LayerGraph
+from ..matching.models import Model
+from ..pruning.advice import Advice
+from ..pruning.amounts import held_together
+from ..pruning.choose_units import KeptUnits
+from ..pruning.compact import Pruner
+from ..pruning.zeroed_check import masked_change
+from ..report.records import Checks, FileRecord
+from ..requests.requests import PruneRequest
+from ..running.architecture import Architecture
+from ..runtime import Runtime
+from .architectures import arch_of_each
+from .function_check import declared, reordered_change
+from .outputs import Put, folder_config, kept_extras, require_room, sink, target_info
+
+if TYPE_CHECKING:
+    from .reconstruct_pruned import Reconstructed
+
+
+@dataclass(frozen=True)
+class PrunedNetwork:
+    """A network with what stays of it.
+
+    Attributes:
+        architecture: Of the whole network.
+        model: The whole network.
+        choice: Which units stay, and where the others go.
+        graph: Of what is left.
+        made: Its tensors, where they were fitted on inputs.
+    """
+
+    architecture: Architecture
+    model: Model
+    choice: KeptUnits
+    graph: LayerGraph
+    made: Reconstructed | None = None
+
+
+def check_pruned(work: PrunedNetwork) -> tuple[Checks, tuple[str, ...]]:
+    """Compact against masked, where the network can be run and units are dropped.
+
+    Where units are merged or fitted instead, nothing is kept exactly: there the whole network is
+    run with its units in another order, which shows that the graph is right.
+
+    Raises:
+        SolveFailed: They differ by more than rounding.
+    """
+    verdict = declared(work.architecture.graph)
+    kept = work.choice.kept
+    fitted = work.made.remarks if work.made is not None else ()
+    together = sorted(set(held_together(work.model.graph)) & set(kept))
+    if together and work.made is None:
+        return verdict, (
+            f"{', '.join(together)}: a norm takes its statistics over these units, so that those "
+            "which are left change too",
+        )
+    if not kept:
+        return verdict, fitted
+    if work.made is not None or work.choice.merges:
+        change, remarks = reordered_change(work.architecture, work.model)
+        fitted = (*fitted, *remarks)
+    else:
+        change = masked_change(work.architecture, work.model, kept)
+    if change is None:
+        return verdict, fitted
+    if not change.error <= change.allowed:
+        raise SolveFailed(
+            "the compact network computes something else than the masked one",
+            where=f"{work.model.checkpoint.label}: outputs differ by {change.error:.2g} (relative)",
+            why=f"{work.model.graph.source} says units go together that do not",
+            fix="find the claim with otfuse check, or correct the spec",
+        )
+    return replace(verdict, function=verdict.function or "kept", max_error=change.error), fitted
+
+
+def write_pruned(
+    request: PruneRequest,
+    output: Path | None,
+    work: PrunedNetwork,
+    copies: Mapping[str, tuple[str, ...]],
+    like: Checkpoint,
+    runtime: Runtime,
+    also: Put | None,
+    changes: Advice,
+    outputs: Publication,
+) -> tuple[tuple[str, ...], tuple[FileRecord, ...]]:
+    """Write every tensor; returns what could not be written along with them, and what was."""
+    checkpoint = work.model.checkpoint
+    config_beside = read_config(checkpoint.path)
+    config, remarks = folder_config(
+        output,
+        config_beside,
+        changes
+        if config_beside == built_from(request, checkpoint.path)
+        else Advice(changes.sentences),
+    )
+    pruner = Pruner(work.model, work.choice, None if work.made is None else work.made.tensors)
+    infos = [
+        replace(target_info(info, request.dtype), shape=work.graph.tensors[info.name].shape)
+        for info in checkpoint.infos.values()
+    ]
+    again = {i.name: [replace(i, name=n) for n in copies.get(i.name, ())] for i in infos}
+    every = [i for info in infos for i in (info, *again[info.name])]
+    require_room(output, every)
+    extras, lost = kept_extras(checkpoint, request)
+    with sink(
+        output, like, every, request, outputs, also=also, extras=extras, config=config
+    ) as out:
+        for done, info in enumerate(infos):
+            runtime.progress("write", done, len(infos))
+            tensor = pruner.tensor(info.name, info.dtype)
+            out.put(info.name, tensor)
+            for copy in again[info.name]:
+                out.put(copy.name, tensor.clone())
+    runtime.progress("write", len(infos), len(infos))
+    return (*lost, *remarks), out.written
+
+
+def built_from(request: PruneRequest, path: Path | None) -> Mapping[str, Any] | None:
+    """The config.json that the network is built from."""
+    (arch,) = arch_of_each(request.arch, 1)
+    if isinstance(arch, str) and arch.startswith("hf:"):
+        return read_config(Path(arch.removeprefix("hf:")))
+    return read_config(path)
