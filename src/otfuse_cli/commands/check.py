@@ -25,7 +25,8 @@ from ..running.factory import Network
 from ..running.inputs import is_program
 from ..runtime import Progress, Stopwatch, peak_rss_bytes, silent
 from ..session.architectures import arch_of_each, is_runnable
-from ..session.parents import graph_record, open_checkpoints, shapes_of, tensor_records
+from ..session.graph_records import graph_record, tensor_records
+from ..session.parents import open_checkpoints, shapes_of
 from ..session.tied_tensors import tie
 
 # Leave-one-out costs a forward pass for each member; a larger graph is checked in part.

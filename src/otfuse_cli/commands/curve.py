@@ -26,7 +26,8 @@ from ..running.evaluation import Score
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
 from ..session.architectures import arch_of_each, arch_record
 from ..session.function_check import check_function
-from ..session.parents import Parents, assemble, graph_record, open_checkpoints
+from ..session.graph_records import graph_record
+from ..session.parents import Parents, assemble, open_checkpoints
 from .evaluate import Evaluator, finite, measured_on, remarks, set_up
 
 Curve = dict[float, Score]
@@ -240,11 +241,11 @@ def _picture(curves: Mapping[str, Curve], labels: Sequence[str]) -> Picture:
         ("Accuracy", "%", lambda s: s.accuracy),
         ("Loss", "cross-entropy, nats", lambda s: finite(s.cross_entropy)),
     ):
-        series = tuple(
-            Series(name, tuple(points), tuple(value(s) for s in points.values()), style)
-            for (name, points), style in zip(curves.items(), _STYLES, strict=False)
-        )
-        charts.append(LineChart(title, f"weight of {last}", unit, series))
+        lines = []
+        for (name, points), style in zip(curves.items(), _STYLES, strict=False):
+            heights = tuple(value(score) for score in points.values())
+            lines.append(Series(name, tuple(points), heights, style))
+        charts.append(LineChart(title, f"weight of {last}", unit, tuple(lines)))
     rises = {name: barrier(points) for name, points in curves.items()}
     note = ", ".join(f"{name} {rise:.3g}" for name, rise in rises.items() if rise is not None)
     return Picture(f"{first} to {last}", f"loss barrier: {note}" if note else "", tuple(charts))

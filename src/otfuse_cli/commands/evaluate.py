@@ -23,7 +23,8 @@ from ..running.inputs import static_batch
 from ..running.samples import Samples, load_samples
 from ..runtime import Progress, Stopwatch, peak_rss_bytes, resolve_device, silent
 from ..session.architectures import arch_of_each, arch_record
-from ..session.parents import assemble, graph_record, open_checkpoints
+from ..session.graph_records import graph_record
+from ..session.parents import assemble, open_checkpoints
 from .merge import merge_tensors
 
 State = Mapping[str, torch.Tensor]

@@ -23,6 +23,7 @@ from ..session.bench import watch_units
 from ..session.compare import compare, one_start, refusal
 from ..session.cost_outputs import check_outputs, finish
 from ..session.function_check import declared
+from ..session.graph_records import graph_record, tensor_records
 from ..session.naming import named_alike
 from ..session.open_inputs import open_bench
 from ..session.parents import (
@@ -32,9 +33,7 @@ from ..session.parents import (
     find_architectures,
     find_medoid,
     fit,
-    graph_record,
     open_checkpoints,
-    tensor_records,
 )
 from ..session.tied_tensors import tie
 

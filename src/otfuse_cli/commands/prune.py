@@ -28,12 +28,13 @@ from ..running.factory import factory_arguments
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
 from ..session.architectures import arch_of_each, arch_record
 from ..session.function_check import require_kept, require_proof
+from ..session.graph_records import graph_record
 from ..session.input_rules import require_inputs
 from ..session.outputs import (
     Put,
     refuse_outputs,
 )
-from ..session.parents import graph_record, open_checkpoints, shapes_of
+from ..session.parents import open_checkpoints, shapes_of
 from ..session.plan import report_path
 from ..session.pruned_network import PrunedNetwork, built_from, check_pruned, write_pruned
 from ..session.tied_tensors import tie

@@ -139,10 +139,19 @@ def _copies(left: Sequence[str], graph: LayerGraph, models: Sequence[_Reader]) -
     twins: dict[str, str] = {}
     for pairs in sorted(changes.values(), key=len, reverse=True):
         pairs = {n: o for n, o in pairs.items() if n not in twins}
-        matrices = [p for p in pairs.items() if len(graph.tensors[p[0]].shape) > 1]
-        if pairs and all(follows(*p, read) for p in matrices or pairs.items() for read in models):
+        # Vectors may be equal by chance (all zeros); where there are matrices, they decide.
+        matrices = {n: o for n, o in pairs.items() if len(graph.tensors[n].shape) > 1}
+        if pairs and _all_follow(matrices or pairs, models):
             twins |= pairs
     return twins
+
+
+def _all_follow(pairs: Mapping[str, str], models: Sequence[_Reader]) -> bool:
+    """Whether in every model each tensor follows its pair's other one."""
+    for read in models:
+        if not all(follows(name, other, read) for name, other in pairs.items()):
+            return False
+    return True
 
 
 def _twins(name: str, graph: LayerGraph) -> Iterator[tuple[str, tuple[str, ...]]]:

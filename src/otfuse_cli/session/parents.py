@@ -15,15 +15,12 @@ from ..checkpoint.untied import Split, Untied
 from ..errors import IncompatibleModels, UsageError, few
 from ..graph.analysis.agreement import agreed_sizes
 from ..graph.analysis.streams import has_heads
-from ..graph.axes import axis_units
-from ..graph.model import LayerGraph
 from ..graph.plain import plain_graph
 from ..graph.sizes import resize
 from ..graph.spec.adapters import refuse_adapter
 from ..graph.spec.stored_shapes import StoredShapes
 from ..matching.models import Model
 from ..matching.passes import medoid
-from ..report.records import AxisRecord, GraphRecord, Pinned, TensorRecord
 from ..requests.indexed_option import per_index
 from ..requests.recipe import Recipe
 from ..requests.requests import Key, Source
@@ -365,41 +362,3 @@ def anchor_index(anchor: str, count: int) -> int:
             fix=f"use first, last, medoid, or a number from 0 to {count - 1}",
         )
     return index
-
-
-def graph_record(graph: LayerGraph) -> GraphRecord:
-    """The graph as the report holds it: free spaces with sizes, pinned axes with reasons."""
-    pinned = {
-        (f"{tensor.name}:{dim}", graph.spaces[unit].pinned or ""): None
-        for tensor in graph.tensors.values()
-        for dim, axis in enumerate(tensor.axes)
-        for unit in axis_units(axis.expr)
-        if graph.spaces[unit].pinned is not None
-    }
-    return GraphRecord(
-        graph.source,
-        {s.id: s.size for s in graph.free()},
-        tuple(Pinned(axis, reason) for axis, reason in pinned),
-    )
-
-
-def tensor_records(checkpoint: Checkpoint, graph: LayerGraph | None) -> tuple[TensorRecord, ...]:
-    """Every tensor of a checkpoint, with the meaning of its axes where a graph tells it."""
-    return tuple(
-        TensorRecord(
-            name,
-            info.shape,
-            str(info.dtype).removeprefix("torch."),
-            None
-            if graph is None
-            else tuple(
-                AxisRecord(
-                    str(axis.expr),
-                    tuple(dict.fromkeys(axis_units(axis.expr))),
-                    tuple(sorted(axis.roles)),
-                )
-                for axis in graph.tensors[name].axes
-            ),
-        )
-        for name, info in checkpoint.infos.items()
-    )

@@ -112,8 +112,10 @@ def write_pruned(
         replace(target_info(info, request.dtype), shape=work.graph.tensors[info.name].shape)
         for info in checkpoint.infos.values()
     ]
-    again = {i.name: [replace(i, name=n) for n in copies.get(i.name, ())] for i in infos}
-    every = [i for info in infos for i in (info, *again[info.name])]
+    again, every = {}, []
+    for info in infos:
+        again[info.name] = [replace(info, name=name) for name in copies.get(info.name, ())]
+        every += [info, *again[info.name]]
     require_room(output, every)
     extras, lost = kept_extras(checkpoint, request)
     with sink(

@@ -69,12 +69,11 @@ def tie(checkpoints: Sequence[Checkpoint], anchor_index: int, arch: Arch) -> One
     classes = [c for c in classes if _is_one(checkpoints, c) and _is_news(checkpoints, c)]
     if not classes:
         return apart
-    again = {names[0]: tuple(n for n in names[1:] if n in anchor.infos) for names in classes}
-    return OneTensor(
-        tuple(Tied(c, classes) for c in checkpoints),
-        {name: others for name, others in again.items() if others},
-        warnings,
-    )
+    again = {}
+    for first, *others in classes:
+        if stored_again := tuple(name for name in others if name in anchor.infos):
+            again[first] = stored_again
+    return OneTensor(tuple(Tied(c, classes) for c in checkpoints), again, warnings)
 
 
 def _said_by_names(
@@ -93,10 +92,15 @@ def _said_by_names(
     for checkpoint, groups in zip(checkpoints, equal, strict=True):
         if _says(checkpoint) is False:
             continue
-        said += [tuple(n for n in names if _by_name(n)) for names in groups]
+        for names in groups:
+            said.append(tuple(filter(_by_name, names)))
         if checkpoint is anchor and graph is not None:
-            said += [pair for names in groups for pair in _alike(names, graph)]
-    modules = {n.rpartition(".")[0] for names in said if len(names) > 1 for n in names}
+            for names in groups:
+                said.extend(_alike(names, graph))
+    modules: set[str] = set()
+    for names in said:
+        if len(names) > 1:
+            modules.update(name.rpartition(".")[0] for name in names)
     # The bias of a tied output layer is kept one module further up as well.
     biases = [(f"{m.rpartition('.')[0]}.bias", f"{m}.bias") for m in sorted(modules) if "." in m]
     return [*said, *biases]
@@ -161,8 +165,11 @@ def _is_one(checkpoints: Sequence[Checkpoint], names: Sequence[str]) -> bool:
 
 def _is_news(checkpoints: Sequence[Checkpoint], names: Sequence[str]) -> bool:
     """Whether some file stores the tensor twice, or not under its first name."""
-    stored = [[n for n in names if n in c.infos] for c in checkpoints]
-    return any(s and s != [names[0]] for s in stored)
+    for checkpoint in checkpoints:
+        stored = [name for name in names if name in checkpoint.infos]
+        if stored and stored != [names[0]]:
+            return True
+    return False
 
 
 def _says(checkpoint: Checkpoint) -> bool | None:
