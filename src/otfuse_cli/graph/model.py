@@ -151,15 +151,6 @@ class Derived:
 
 
 @dataclass(frozen=True)
-class Tap:
-    """Where a forward hook sees the units of a space: module path, axis, expression there."""
-
-    module: str
-    axis: int
-    expr: Axis
-
-
-@dataclass(frozen=True)
 class LayerGraph:
     """The alignment structure of one model.
 
@@ -167,7 +158,6 @@ class LayerGraph:
         tensors: By name, in checkpoint order. Scalars have no axes.
         spaces: By id, in processing order.
         ops: In execution order.
-        taps: For activation matching; empty when no module was traced.
         outputs: (output, axis, expression) where a returned tensor shows free units; empty when
             the outputs are pinned.
         source: Where the graph comes from: `family resnet`, `spec net.yaml`, `traced f.py:net`.
@@ -180,7 +170,6 @@ class LayerGraph:
     tensors: Mapping[str, GraphTensor]
     spaces: Mapping[str, Space]
     ops: tuple[Op, ...] = ()
-    taps: tuple[Tap, ...] = ()
     outputs: tuple[tuple[int, int, Axis], ...] = ()
     source: str = ""
     warnings: tuple[str, ...] = ()
@@ -221,39 +210,6 @@ class LayerGraph:
         return tuple(dict.fromkeys(names))
 
 
-def first_difference(source: LayerGraph, anchor: LayerGraph) -> str | None:
-    """Where two graphs differ in more than widths, in words; None when they match.
-
-    Graphs match when they have the same tensors, the same axis expressions with equal ids, and
-    equal fixed and pinned sizes (notes/graph.md section 2).
-    """
-    for name in anchor.tensors:
-        if name not in source.tensors:
-            return f"{name} is missing from the source"
-    for name, mine in source.tensors.items():
-        if name not in anchor.tensors:
-            return f"{name} is missing from the anchor"
-        theirs = anchor.tensors[name]
-        where = f"{name}: source {list(mine.shape)}, anchor {list(theirs.shape)}"
-        if len(mine.axes) != len(theirs.axes):
-            return f"{where}: different number of axes"
-        for dim, (a, b) in enumerate(zip(mine.axes, theirs.axes, strict=True)):
-            if a.expr != b.expr:
-                return f"{where}: axis {dim} is `{a.expr}` in the source, `{b.expr}` in the anchor"
-    for id, space in anchor.spaces.items():
-        if (
-            space.pinned is not None
-            and id in source.spaces
-            and source.spaces[id].size != space.size
-        ):
-            name, dim = anchor.members[id][0]
-            return (
-                f"{name} axis {dim} ({space.pinned}): source {source.spaces[id].size}, "
-                f"anchor {space.size}"
-            )
-    return None
-
-
 __all__ = [
     "Axis",
     "Cat",
@@ -266,8 +222,6 @@ __all__ = [
     "Prod",
     "Role",
     "Space",
-    "Tap",
     "TensorAxis",
     "Unit",
-    "first_difference",
 ]

@@ -77,7 +77,7 @@ def runnable(
         name: value for name, value in network.kwargs.items() if not isinstance(value, Tensor)
     }
     try:
-        exported, _ = export(
+        exported = export(
             copy.deepcopy(module).to(device), first.args, {**constants, **first.kwargs}
         )
     except IncompatibleModels as error:

@@ -115,7 +115,7 @@ def _renamed(graph: LayerGraph) -> LayerGraph:
         )
         for op in graph.ops
     )
-    return replace(graph, tensors=tensors, spaces=spaces, ops=ops, taps=(), outputs=())
+    return replace(graph, tensors=tensors, spaces=spaces, ops=ops, outputs=())
 
 
 def _whole_axes(graph: LayerGraph) -> set[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ..axes import Axis, Cat, Fixed, Prod, Unit, axis_units, concat, product
 from ..derived_tensors import marked
-from ..model import GraphTensor, LayerGraph, Op, Role, Space, Tap, TensorAxis
+from ..model import GraphTensor, LayerGraph, Op, Role, Space, TensorAxis
 from . import atoms
 from .atoms import Atom, Form, Times, head
 from .call import Label, Labels, OpRecord, Origin, Value
@@ -37,9 +37,8 @@ def emit(
     *,
     source: str = "",
     name_map: Mapping[str, str] | None = None,
-    taps: Iterable[tuple[str, Labels]] = (),
 ) -> LayerGraph:
-    """Name what was found. `taps` are the labels of module outputs, by module path."""
+    """Name what was found."""
     rename = dict(name_map or {})
     roles = settled_roles(found)
     names = _name_spaces(found, rename)
@@ -50,7 +49,6 @@ def emit(
         tensors=tensors,
         spaces=spaces,
         ops=tuple(_op(record, names, rename) for record in fold_rms(found.log.ops)),
-        taps=tuple(_taps(taps, names)),
         outputs=tuple(_shown(found.outputs, names)),
         source=source,
         warnings=tuple(dict.fromkeys(found.warnings)),
@@ -253,12 +251,6 @@ def _carrier(labels: Labels, names: Names) -> Axis | None:
     free = [axis for axis in axes if any(u not in names.reasons for u in axis_units(axis))]
     chosen = free or axes
     return chosen[-1] if chosen else None
-
-
-def _taps(taps: Iterable[tuple[str, Labels]], names: Names) -> Iterator[Tap]:
-    for module, labels in taps:
-        for d, axis in _moving(labels, names):
-            yield Tap(module, d, axis)
 
 
 def _shown(outputs: Sequence[Labels], names: Names) -> Iterator[tuple[int, int, Axis]]:
