@@ -51,20 +51,20 @@ def marked(graph: LayerGraph) -> LayerGraph:
             "once in training mode to renew them"
         )
         graph = replace(graph, warnings=(*graph.warnings, warning))
-    found = tuple(_settled(d, graph) for d in power_vectors(_shapes(graph)))
-    if not found:
+    powers = tuple(_settled(d, graph) for d in power_vectors(_shapes(graph)))
+    if not powers:
         return graph
-    derived = {name for d in found for name in d.tensors}
+    derived = {name for d in powers for name in d.tensors}
     tensors = {
         name: replace(t, axes=tuple(_derived(a) for a in t.axes)) if name in derived else t
         for name, t in graph.tensors.items()
     }
-    bound = {id for d in found for id, where in graph.members.items() if d.source in dict(where)}
+    bound = {id for d in powers for id, where in graph.members.items() if d.source in dict(where)}
     spaces = {id: _bound(s) if id in bound else s for id, s in graph.spaces.items()}
     for id, where in graph.members.items():
         if where and derived.issuperset(name for name, _ in where):
             spaces[id] = replace(spaces[id], pinned=spaces[id].pinned or COMPUTED)
-    return replace(graph, tensors=tensors, spaces=spaces, derived=(*graph.derived, *found))
+    return replace(graph, tensors=tensors, spaces=spaces, derived=(*graph.derived, *powers))
 
 
 @dataclass(frozen=True)
@@ -86,13 +86,13 @@ class Plain:
         """The graph of what the checkpoint holds, in its order."""
         if not self.hidden:
             return graph
-        held = {self.names.get(n, n): self._renamed(t) for n, t in graph.tensors.items()}
+        by_name = {self.names.get(n, n): self._renamed(t) for n, t in graph.tensors.items()}
         sources = {d.source for d in self.hidden}
         for derived in self.hidden:
             for part, name in derived.parts.items():
-                axes = _vector_axes(held[derived.source], self.whole[name], part)
-                held[name] = GraphTensor(name, self.whole[name], axes)
-        tensors = {name: held[name] for name in self.whole}
+                axes = _vector_axes(by_name[derived.source], self.whole[name], part)
+                by_name[name] = GraphTensor(name, self.whole[name], axes)
+        tensors = {name: by_name[name] for name in self.whole}
         ops = tuple(self._op(op, sources) for op in graph.ops)
         return marked(replace(graph, tensors=tensors, ops=ops))
 
@@ -103,9 +103,9 @@ class Plain:
         """A weight that is computed goes by its own name: nobody takes it for the weight itself."""
         tensors = {}
         for part, name in op.tensors.items():
-            own = self.names.get(name, name)
-            computed = own in sources and op.kind is not OpKind.NORM
-            tensors[f"weight.{own.rpartition('.')[2]}" if computed else part] = own
+            stored_name = self.names.get(name, name)
+            computed = stored_name in sources and op.kind is not OpKind.NORM
+            tensors[f"weight.{stored_name.rpartition('.')[2]}" if computed else part] = stored_name
         return replace(op, tensors=tensors)
 
 
@@ -118,7 +118,7 @@ def spec_view(shapes: Shapes, *, rename: bool = True) -> Plain:
         match = _PLAIN.fullmatch(derived.source)
         if match is not None and rename:
             names[f"{match['module'] or ''}{match['part']}"] = derived.source
-    back = {own: name for name, own in names.items()}
+    back = {stored_name: name for name, stored_name in names.items()}
     left = {back.get(n, n): shape for n, shape in shapes.items() if n not in vectors}
     return Plain(left, names, hidden, shapes)
 
@@ -146,7 +146,7 @@ def linked(derived: Derived, graph: LayerGraph) -> Iterator[Link]:
         yield from ((derived.others[0], d, source, d) for d in rank if gain[d] > 1)
 
 
-def related(graph: LayerGraph, found: Sequence[Derived], links: Sequence[Link]) -> LayerGraph:
+def related(graph: LayerGraph, relations: Sequence[Derived], links: Sequence[Link]) -> LayerGraph:
     """The graph with relations: axes that nothing reaches get the units of those they go with."""
     tensors = dict(graph.tensors)
     for one, dim, other, at in links:
@@ -154,14 +154,14 @@ def related(graph: LayerGraph, found: Sequence[Derived], links: Sequence[Link]) 
         reached = [end for end in ends if not _unreached(tensors[end[0]].axes[end[1]], graph)]
         if len(reached) == 1:
             (name, axis) = next(end for end in ends if end not in reached)
-            (owner, own) = reached[0]
-            moved = TensorAxis(tensors[owner].axes[own].expr, frozenset({Role.DERIVED}))
+            (owner, owner_dim) = reached[0]
+            moved = TensorAxis(tensors[owner].axes[owner_dim].expr, frozenset({Role.DERIVED}))
             axes = list(tensors[name].axes)
             axes[axis] = moved
             tensors[name] = replace(tensors[name], axes=tuple(axes))
     carried = {u for t in tensors.values() for axis in t.axes for u in axis_units(axis.expr)}
     spaces = {id: s for id, s in graph.spaces.items() if id in carried or s.pinned != UNUSED}
-    return replace(graph, tensors=tensors, spaces=spaces, derived=(*graph.derived, *found))
+    return replace(graph, tensors=tensors, spaces=spaces, derived=(*graph.derived, *relations))
 
 
 def _unreached(axis: TensorAxis, graph: LayerGraph) -> bool:

@@ -184,12 +184,12 @@ class LayerGraph:
     @cached_property
     def members(self) -> dict[str, tuple[tuple[str, int], ...]]:
         """Space id to every (tensor, dimension) that carries it."""
-        found: dict[str, list[tuple[str, int]]] = {id: [] for id in self.spaces}
+        places: dict[str, list[tuple[str, int]]] = {id: [] for id in self.spaces}
         for tensor in self.tensors.values():
             for dim, axis in enumerate(tensor.axes):
                 for id in dict.fromkeys(axis_units(axis.expr)):
-                    found[id].append((tensor.name, dim))
-        return {id: tuple(where) for id, where in found.items()}
+                    places[id].append((tensor.name, dim))
+        return {id: tuple(where) for id, where in places.items()}
 
     def free(self) -> Iterator[Space]:
         """Spaces that may move, in processing order."""

@@ -56,7 +56,7 @@ def resize(
     label: str,
     anchor: str,
     whole_groups: bool = False,
-    known: Mapping[str, int] | None = None,
+    known_sizes: Mapping[str, int] | None = None,
 ) -> LayerGraph:
     """The same graph for a model of other widths: free spaces take their sizes from `shapes`.
 
@@ -67,24 +67,24 @@ def resize(
         anchor: What messages call the anchor.
         whole_groups: Where heads and what is inside them share an axis, the number of heads
             differs, not their inside (as after pruning). Tried, too, where equal numbers fit none.
-        known: Sizes that were found in another way.
+        known_sizes: Sizes that were found in another way.
 
     Raises:
         IncompatibleModels: The two differ in more than widths; the first difference is named with
             both shapes.
     """
     _require_same_names(graph, shapes, label, anchor)
-    sizes, misfits = solve_widths(graph, shapes, whole_groups=whole_groups, known=known)
+    sizes, misfits = solve_widths(graph, shapes, whole_groups=whole_groups, known_sizes=known_sizes)
     if misfits and not whole_groups:
         inside, others = solve_widths(graph, shapes, whole_groups=True)
         sizes, misfits = (sizes, misfits) if others else (inside, others)
     if misfits:
         misfit = misfits[0]
-        mine, theirs = graph.tensors[misfit.name].shape, shapes[misfit.name]
+        anchor_shape, shape = graph.tensors[misfit.name].shape, shapes[misfit.name]
         raise IncompatibleModels(
             "the models differ in more than widths",
-            where=f"{misfit.name} axis {misfit.dim}: {list(theirs)} in {label}, "
-            f"{list(mine)} in {anchor}",
+            where=f"{misfit.name} axis {misfit.dim}: {list(shape)} in {label}, "
+            f"{list(anchor_shape)} in {anchor}",
             why=misfit.why,
             fix="fuse models of one architecture, with the same inputs and classes",
         )
@@ -114,7 +114,7 @@ def solve_widths(
     shapes: Shapes,
     *,
     whole_groups: bool = False,
-    known: Mapping[str, int] | None = None,
+    known_sizes: Mapping[str, int] | None = None,
 ) -> tuple[dict[str, int], tuple[Misfit, ...]]:
     """Sizes of all spaces in another model of the same layers, and every axis that fits none.
 
@@ -124,10 +124,10 @@ def solve_widths(
         graph: The anchor's graph.
         shapes: The other model's, with the anchor's number of axes; tensors may be missing.
         whole_groups: Of heads and what is inside them, the inside keeps the anchor's size.
-        known: Sizes that were found in another way.
+        known_sizes: Sizes that were found in another way.
     """
     sizes = {id: s.size for id, s in graph.spaces.items() if s.pinned is not None}
-    sizes = {**(known or {}), **sizes}
+    sizes = {**(known_sizes or {}), **sizes}
     misfits: list[Misfit] = []
     pending = [(n, d) for n in graph.tensors if n in shapes for d in range(len(shapes[n]))]
     while pending:
@@ -135,7 +135,7 @@ def solve_widths(
         for name, dim in pending:
             axis = graph.tensors[name].axes[dim].expr
             try:
-                found = fit_axis(axis, shapes[name][dim], sizes)
+                solved = fit_axis(axis, shapes[name][dim], sizes)
             except ValueError as error:
                 reasons = {graph.spaces[u].pinned for u in axis_units(axis)} - {None}
                 pinned = f"; that axis is pinned: {', '.join(sorted(map(str, reasons)))}"
@@ -144,9 +144,9 @@ def solve_widths(
                 why = f"{error}" + groups + (pinned if reasons else "")
                 misfits.append(Misfit(name, dim, why))
                 continue
-            if found is None:
+            if solved is None:
                 left.append((name, dim))
-            sizes |= found or {}
+            sizes |= solved or {}
         if len(left) == len(pending):
             name, dim = left[0]
             axis = graph.tensors[name].axes[dim].expr

@@ -69,14 +69,14 @@ def attention(graph: LayerGraph, heads: str) -> Attention:
             continue
         node, bias = graph.tensors[weight], op.tensors.get("bias")
         for dim in node.dims(heads):
-            own = blocks(node, dim, sizes)
+            weight_blocks = blocks(node, dim, sizes)
             if Role.CONSUME in node.axes[dim].roles:
-                read += [(block, bias) for block in own]
+                read += [(block, bias) for block in weight_blocks]
                 continue
-            shifts: tuple[AxisBlock | None, ...] = (None,) * len(own)
+            shifts: tuple[AxisBlock | None, ...] = (None,) * len(weight_blocks)
             if bias is not None:
                 shifts = blocks(graph.tensors[bias], 0, sizes)
-            made += [Projection(w, b) for w, b in zip(own, shifts, strict=True)]
+            made += [Projection(w, b) for w, b in zip(weight_blocks, shifts, strict=True)]
     values = [p for p in made if _is_value(graph, p.weight.spaces[-1])]
     queries = [p for p in made if not _is_value(graph, p.weight.spaces[-1])]
     plain = all(part.weight.spaces[0] == heads for part in made)

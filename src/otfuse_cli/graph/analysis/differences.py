@@ -19,26 +19,28 @@ def differences(graph: LayerGraph, shapes: Shapes, *, source: int) -> tuple[Diff
         source: Its position among the inputs.
     """
     nodes = graph.tensors
-    found = [
+    all_differences = [
         Difference(source, "missing", name, None, node.shape)
         for name, node in nodes.items()
         if name not in shapes
     ]
-    found += [Difference(source, "extra", n, shapes[n], None) for n in shapes if n not in nodes]
+    all_differences += [
+        Difference(source, "extra", n, shapes[n], None) for n in shapes if n not in nodes
+    ]
     even = {n: shapes[n] for n in nodes if n in shapes and len(shapes[n]) == len(nodes[n].shape)}
-    found += [
+    all_differences += [
         Difference(source, "axes", n, shapes[n], nodes[n].shape)
         for n in nodes
         if n in shapes and n not in even
     ]
     sizes, misfits = solve_widths(graph, even)
-    found += [
+    all_differences += [
         Difference(source, "size", m.name, shapes[m.name], nodes[m.name].shape, m.text)
         for m in misfits
     ]
-    found += [
+    all_differences += [
         Difference(source, "width", s.id, (sizes[s.id],), (s.size,))
         for s in graph.free()
         if sizes.get(s.id, s.size) != s.size
     ]
-    return tuple(found)
+    return tuple(all_differences)

@@ -207,14 +207,14 @@ class _Search:
 
     def _behind(self, made: tuple[int, ...]) -> set[int]:
         """Operations that wrote a value, seen through those that treat all units alike."""
-        found: set[int] = set()
+        writers: set[int] = set()
         for at in made:
             op = self.graph.ops[at]
             if op.detail in _ALIKE:
-                found |= {i for inner in op.inputs for i in self._behind(inner)}
+                writers |= {i for inner in op.inputs for i in self._behind(inner)}
             else:
-                found.add(at)
-        return found
+                writers.add(at)
+        return writers
 
     def _face(self, op: Op) -> Face:
         weights = [n for n in op.tensors.values() if len(self.graph.tensors[n].axes) > 1]
@@ -242,12 +242,12 @@ class _Search:
         return NormSite(op.tensors["weight"], op.tensors.get("bias"), tuple(readers))
 
     def _vectors(self) -> tuple[Face, ...]:
-        found = []
+        vectors = []
         for name, dim in self.graph.members[self.space]:
             if name in self.seen:
                 continue
             axis = self.graph.tensors[name].axes[dim]
             if axis.expr != Unit(self.space) or not axis.roles <= {Role.VECTOR, Role.PRODUCE}:
                 raise turn_refusal("a tensor scales the units of the stream", name)
-            found.append(Face(name, dim))
-        return tuple(found)
+            vectors.append(Face(name, dim))
+        return tuple(vectors)

@@ -101,11 +101,12 @@ def export(
     """
     refuse_scripted(module)
     reasons: list[Exception] = []
+    # Running the module first: it follows most networks, and its reasons are the ones to show.
     for compiled in (False, True):
         try:
-            moved, given = _on_device_of(module, (tuple(args), dict(kwargs or {})))
+            moved, keywords = _on_device_of(module, (tuple(args), dict(kwargs or {})))
             with packed_sequences(padded=padded):
-                return _export(module, moved, without_cache(module, given), compiled=compiled)
+                return _export(module, moved, without_cache(module, keywords), compiled=compiled)
         except IncompatibleModels:
             raise
         except Exception as error:  # noqa: BLE001 - whatever torch or the user's forward raises
@@ -114,25 +115,25 @@ def export(
 
 
 def _on_device_of(
-    module: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]
+    module: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Inputs where the module's tensors are; on the meta device only if all of them are there."""
     devices = [t.device for t in module.state_dict().values()]
     real = [device for device in devices if device.type != "meta"]
     device = next(iter(real or devices), torch.device("cpu"))
-    leaves = [t for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)]
+    leaves = [t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
     if any(t.is_meta for t in leaves) and device.type != "meta":
         raise ValueError("example inputs without values for a module that holds some")
     moved: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(
-        torch.Tensor, lambda t: t.to(device), given
+        torch.Tensor, lambda t: t.to(device), inputs
     )
     return moved
 
 
 def _export(
-    module: nn.Module, args: tuple[Any, ...], given: dict[str, Any], *, compiled: bool
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, compiled: bool
 ) -> ExportedProgram:
-    """By running the module, or `compiled`: by torch's compiler, which reads its code.
+    """Export by running the module or, where `compiled`, by torch's compiler, which reads its code.
 
     The compiler follows what the other way can't: layers inside of branches, NumPy, attention
     that has no gradients on a CPU.
@@ -143,7 +144,7 @@ def _export(
         stack.enter_context(quiet())
         stack.enter_context(own_output())
         stack.enter_context(torch.set_grad_enabled(not compiled))
-        return torch.export.export(module, args, given, strict=compiled)
+        return torch.export.export(module, args, kwargs, strict=compiled)
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:
@@ -183,6 +184,7 @@ def checked_outputs(program: ExportedProgram) -> Sequence[int] | None:
     if keys is None or LOGITS not in keys:
         return None
     position = 0
+    # A method in newer releases of torch, an attribute in older ones.
     children = spec.children() if callable(getattr(spec, "children", None)) else spec.children_specs
     for key, child in zip(keys, children, strict=False):
         if key == LOGITS:

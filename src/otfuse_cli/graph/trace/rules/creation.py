@@ -26,4 +26,4 @@ def equal_everywhere(call: Call) -> Labels:
 @rule(*CONSTANT)
 def constant(call: Call) -> Labels:
     """Elements differ by position, so positions stay."""
-    return [call.pinned(n, "constant") for n in call.shape]
+    return call.pinned_axes(call.shape, "constant")

@@ -10,6 +10,7 @@ from ..call import Call, Label, Labels, Value
 from ..deferred import Deferred
 from .table import rule
 
+# Blocks of rows in the weights of a cell, one for each gate.
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
@@ -31,7 +32,7 @@ def recurrent(call: Call) -> object:
         hidden, out = _cell(call, read, cell, biased=biased)
         cells.append((hidden, out))
         if both and len(cells) % 2:
-            continue
+            continue  # the next layer reads both directions, side by side
         tops = [label for _, label in cells[-2:]] if both else [out]
         read = Label(Plus(tuple(t.form for t in tops))) if both else out
     _initial(call, x, cells)
@@ -51,6 +52,7 @@ def _cell(call: Call, read: Label, cell: Sequence[Value], *, biased: bool) -> tu
     call.restrict(read)
     matrices = [w_ih, w_hh]
     biases = list(cell[2:4]) if biased else []
+    # w_ih, w_hh, two biases where there are any, and the projection of an LSTM's output.
     projection = cell[-1] if len(cell) in (3, 5) else None
     shown = projection.labels[0] if projection is not None else hidden
     call.unify(w_hh.labels[1], shown)
@@ -73,8 +75,8 @@ def _cell(call: Call, read: Label, cell: Sequence[Value], *, biased: bool) -> tu
 
 def _initial(call: Call, x: Value, cells: Sequence[tuple[Label, Label]]) -> None:
     """States given from outside share the axes of all layers, unless they are uniform."""
-    given = call.get("hx")
-    states: list[Value] = [given] if isinstance(given, Value) else list(given)
+    initial = call.get("hx")
+    states: list[Value] = [initial] if isinstance(initial, Value) else list(initial)
     for which, state in enumerate(states):
         if state.uniform:
             continue
