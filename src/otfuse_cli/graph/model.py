@@ -20,7 +20,7 @@ PINNED = {"in": "input", "out": "output"}
 
 
 class Role(StrEnum):
-    """How a tensor uses the units on one of its axes (DESIGN section 2)."""
+    """How a tensor uses the units on one of its axes (docs/architecture.md)."""
 
     PRODUCE = "produce"  # rows that make the unit
     CONSUME = "consume"  # columns that read it
@@ -86,11 +86,11 @@ class GraphTensor:
 
     def dims(self, space: str, role: Role | None = None) -> tuple[int, ...]:
         """Dimensions whose expression names `space` (in `role`, when given)."""
-        return tuple(
-            d
-            for d, axis in enumerate(self.axes)
-            if space in axis_units(axis.expr) and (role is None or role in axis.roles)
-        )
+        dims: list[int] = []
+        for d, axis in enumerate(self.axes):
+            if space in axis_units(axis.expr) and (role is None or role in axis.roles):
+                dims.append(d)
+        return tuple(dims)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Derived:
     """Tensors that are a function of others.
 
     Attributes:
-        kind: Which function (`graph.derived`, `fuse.relations`).
+        kind: Which function (`graph.derived_tensors`, `fusion.relations`).
         source: The tensor that it is a function of first of all.
         parts: Part to tensor name.
         dim: The axis of the source that counts as its rows.
@@ -187,6 +187,7 @@ class LayerGraph:
         places: dict[str, list[tuple[str, int]]] = {id: [] for id in self.spaces}
         for tensor in self.tensors.values():
             for dim, axis in enumerate(tensor.axes):
+                # A space may stand on one axis twice (`h + h`): it is one dimension all the same.
                 for id in dict.fromkeys(axis_units(axis.expr)):
                     places[id].append((tensor.name, dim))
         return {id: tuple(where) for id, where in places.items()}
@@ -204,10 +205,11 @@ class LayerGraph:
         return self._with_role(space, Role.CONSUME)
 
     def _with_role(self, space: str, role: Role) -> tuple[str, ...]:
-        names = (
-            name for name, dim in self.members[space] if role in self.tensors[name].axes[dim].roles
-        )
-        return tuple(dict.fromkeys(names))
+        names: dict[str, None] = {}  # a set that keeps the order
+        for name, dim in self.members[space]:
+            if role in self.tensors[name].axes[dim].roles:
+                names[name] = None
+        return tuple(names)
 
 
 __all__ = [

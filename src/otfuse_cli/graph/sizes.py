@@ -29,7 +29,7 @@ def fit_axis(axis: Axis, length: int, sizes: Mapping[str, int]) -> dict[str, int
             raise ValueError(f"the axis has {length} positions, `{axis}` makes {got}")
         return {}
     (space,) = unknown
-    if isinstance(axis, Unit) and length:
+    if isinstance(axis, Unit) and length:  # most axes: nothing to search for
         return {space: length}
     inside = {u: sizes.get(u, 0) for u in axis_units(axis)}
     low, high = 1, max(length, 1)
@@ -129,7 +129,10 @@ def solve_widths(
     sizes = {id: s.size for id, s in graph.spaces.items() if s.pinned is not None}
     sizes = {**(known_sizes or {}), **sizes}
     misfits: list[Misfit] = []
-    pending = [(n, d) for n in graph.tensors if n in shapes for d in range(len(shapes[n]))]
+    pending: list[tuple[str, int]] = []
+    for name in graph.tensors:
+        pending.extend((name, dim) for dim in range(len(shapes.get(name, ()))))
+    # An axis with two unknown spaces waits until another has told one of them.
     while pending:
         left = []
         for name, dim in pending:
@@ -137,25 +140,33 @@ def solve_widths(
             try:
                 solved = fit_axis(axis, shapes[name][dim], sizes)
             except ValueError as error:
-                reasons = {graph.spaces[u].pinned for u in axis_units(axis)} - {None}
-                pinned = f"; that axis is pinned: {', '.join(sorted(map(str, reasons)))}"
-                inside = any(graph.spaces[u].per is not None for u in axis_units(axis))
-                groups = "; heads and groups go whole" if inside else ""
-                why = f"{error}" + groups + (pinned if reasons else "")
-                misfits.append(Misfit(name, dim, why))
+                misfits.append(Misfit(name, dim, f"{error}{_remarks(graph, axis)}"))
                 continue
             if solved is None:
                 left.append((name, dim))
             sizes |= solved or {}
-        if len(left) == len(pending):
+        if len(left) == len(pending):  # nothing is told any more: one space keeps its size
             name, dim = left[0]
             axis = graph.tensors[name].axes[dim].expr
             unknown = [u for u in axis_units(axis) if u not in sizes]
             if whole_groups:
+                # Families first: the inside of the heads keeps its size, their number changes.
                 unknown.sort(key=lambda u: graph.spaces[u].per is None)
             sizes[unknown[0]] = graph.spaces[unknown[0]].size
         pending = left
     return sizes, tuple(misfits)
+
+
+def _remarks(graph: LayerGraph, axis: Axis) -> str:
+    """What else a message says of an axis that no sizes explain."""
+    spaces = [graph.spaces[u] for u in axis_units(axis)]
+    remarks = ""
+    if any(space.per is not None for space in spaces):
+        remarks += "; heads and groups go whole"
+    reasons = {space.pinned for space in spaces if space.pinned is not None}
+    if reasons:
+        remarks += f"; that axis is pinned: {', '.join(sorted(reasons))}"
+    return remarks
 
 
 def _require_same_names(graph: LayerGraph, shapes: Shapes, label: str, anchor: str) -> None:

@@ -36,8 +36,13 @@ def agreed_sizes(
     """
     pairing = _Pairing(source, anchor, label, anchor_label)
     shared = [n for n in anchor.tensors if n in source.tensors and (names is None or n in names)]
+    difference: str | None = None
+    for name in shared:
+        difference = pairing.difference(name)
+        if difference is not None:
+            break
+    # Where some tensors don't count, the operations on them are in one network only.
     whole = len(shared) == len(anchor.tensors) == len(source.tensors)
-    difference = next((d for d in map(pairing.difference, shared) if d is not None), None)
     if difference is None and whole:
         difference = pairing.other_operation()
     if difference is not None:
@@ -99,6 +104,7 @@ class _Pairing:
     def _paired(self, source_axis: Axis, anchor_axis: Axis) -> bool:
         match source_axis, anchor_axis:
             case Unit(a), Unit(b):
+                # One to one: each name is paired the first time that it is met, and for good.
                 pair = self.theirs_of.setdefault(a, b), self.mine_of.setdefault(b, a)
                 return pair == (b, a)
             case Fixed(a), Fixed(b):

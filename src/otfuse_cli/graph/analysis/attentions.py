@@ -77,8 +77,13 @@ def attention(graph: LayerGraph, heads: str) -> Attention:
             if bias is not None:
                 shifts = blocks(graph.tensors[bias], 0, sizes)
             made += [Projection(w, b) for w, b in zip(weight_blocks, shifts, strict=True)]
-    values = [p for p in made if _is_value(graph, p.weight.spaces[-1])]
-    queries = [p for p in made if not _is_value(graph, p.weight.spaces[-1])]
+    # Softmax comes between queries and keys: a rotation is the most that keeps their products.
+    # Values meet nothing but the output layer, which can undo any invertible map.
+    values: list[Projection] = []
+    queries: list[Projection] = []
+    for projection in made:
+        is_value = _is_value(graph, projection.weight.spaces[-1])
+        (values if is_value else queries).append(projection)
     plain = all(part.weight.spaces[0] == heads for part in made)
     if len(values) != 1 or len(queries) != 2 or len(read) != 1 or not plain:
         raise turn_refusal("an attention layer of an unknown kind", f"space {heads}")

@@ -36,7 +36,7 @@ def batch_norm(program: Program, node: Node) -> Norm | None:
         value = arguments.get(part)
         stored = program.tensors.get(value.name) if isinstance(value, Node) else None
         if stored is None:
-            return None
+            return None  # without gain or statistics of its own there is nothing to solve for
         tensors[part] = stored
     return Norm(node.name, values.name, tensors, float(arguments["eps"]))
 

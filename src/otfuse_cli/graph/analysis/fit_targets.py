@@ -2,7 +2,7 @@
 
 A layer is a linear map or a convolution whose weight is a tensor of the checkpoint. Its target is
 its own output, after the BatchNorm that follows; where it is the last one to feed an addition, it
-is what the addition should give, less the other operand (DESIGN section 3, Refit).
+is what the addition should give, less the other operand (docs/methods/refit.md).
 """
 
 from __future__ import annotations
@@ -160,13 +160,13 @@ def norm_fits(program: Program) -> tuple[NormFit, ...]:
 
 def _uses(program: Program) -> Counter[str]:
     """How often each tensor is read."""
-    return Counter(
-        program.tensors[used.name]
-        for node in program.nodes
-        if node.op == "call_function"
-        for used in node.all_input_nodes
-        if used.name in program.tensors
-    )
+    uses: Counter[str] = Counter()
+    for node in program.nodes:
+        if node.op == "call_function":
+            for used in node.all_input_nodes:
+                if used.name in program.tensors:
+                    uses[program.tensors[used.name]] += 1
+    return uses
 
 
 def _layers(program: Program) -> Iterator[Layer]:
@@ -200,6 +200,7 @@ def _linear(program: Program, node: Node, name: str) -> Layer | None:
     bias_name = _tensor(program, bias)
     if bias is not None and bias_name is None:
         return None
+    # `linear` takes (outputs, inputs), the products take (inputs, outputs); every `t` turns it.
     turned = (turns % 2 == 1) == (name == "linear")
     return Layer(node.name, values.name, stored, bias_name, turned, None)
 
@@ -259,18 +260,23 @@ def _fit(program: Program, layer: Layer) -> Fit:
     norm = norm_after(program, by_name[layer.node])
     output = norm.node if norm is not None else layer.node
     last = by_name[output]
+    # Through what hands the rows on, to the addition that they go into.
     while (after := only_reader(last)) is not None and _hands_on(layer, last, after):
         last = after
     if after is not None and operator_name(after) == "add" and not _scaled(after):
-        other = next((n for n in after.all_input_nodes if n is not last), None)
-        if (
-            other is not None
-            and len(after.all_input_nodes) == 2
-            and program.position[other.name] < program.position[layer.node]
-            and _same_shape(after, last)
-        ):
+        other = _other_operand(after, last)
+        # The other operand has to be there when the layer is fitted: the last one to feed the
+        # addition is the one that can make up for what all before it have missed.
+        earlier = other is not None and program.position[other.name] < program.position[layer.node]
+        if other is not None and earlier and _same_shape(after, last):
             return Fit(layer, norm, after.name, other.name)
     return Fit(layer, norm, output, None)
+
+
+def _other_operand(sum_node: Node, operand: Node) -> Node | None:
+    """What a sum of two values adds to `operand`; None where that is itself, or a number."""
+    others = [node for node in sum_node.all_input_nodes if node is not operand]
+    return others[0] if len(sum_node.all_input_nodes) == 2 else None
 
 
 def _hands_on(layer: Layer, node: Node, after: Node) -> bool:
