@@ -143,7 +143,7 @@ def test_a_graft_gives_so_many_units_to_other_parents(given):
         parents.append(Parent(program, state(net), weight, trace(net, (inputs(),), {}, source="")))
     space = next(iter(parents[0].graph.free())).id
     units = torch.cat([nn.functional.linear(inputs(), p.tensors["fc1.weight"]) for p in parents], 1)
-    chosen = choose_written(parents, space, (units.T @ units).double(), 10, given=given)
+    chosen = choose_written(parents, space, (units.T @ units).double(), 10, other_share=given)
     assert len(chosen) == 10
     assert int((chosen >= 10).sum()) == round(10 * given)
 

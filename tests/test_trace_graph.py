@@ -15,7 +15,8 @@ from otfuse_cli.errors import ExitCode, IncompatibleModels
 from otfuse_cli.graph.axes import Fixed, Prod, Unit
 from otfuse_cli.graph.model import LayerGraph, OpKind, Role
 from otfuse_cli.graph.trace.from_module import export, graph_from_program, trace
-from otfuse_cli.running.acid import acid_test, function_change
+from otfuse_cli.running.acid import acid_test
+from otfuse_cli.running.function_change import function_change
 from otfuse_cli.running.relabel import draw_maps, relabel_state
 
 

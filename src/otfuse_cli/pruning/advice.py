@@ -71,21 +71,20 @@ def advice(
         config: The config.json that the network is built from, if any.
         arguments: Arguments of the factory with their defaults, if there is one.
     """
-    changed = {
-        id: (space.size, after.spaces[id].size)
-        for id, space in before.spaces.items()
-        if space.size != after.spaces[id].size
-    }
+    changed: dict[str, tuple[int, int]] = {}
+    for id, space in before.spaces.items():
+        if space.size != after.spaces[id].size:
+            changed[id] = space.size, after.spaces[id].size
     if not changed:
         return Advice()
     keys = list(_config(before, after, changed, config or {}))
-    found = [*(key.sentence() for key in keys), *_factory(changed, arguments or {})]
+    sentences = [*(key.sentence() for key in keys), *_factory(changed, arguments or {})]
     widths = ", ".join(f"{id} {old} -> {new}" for id, (old, new) in changed.items())
     # A key that the file lacks is one that not every class of its kind reads.
-    said = {k.name: k.new for k in keys if k.old is not None and k.new is not None}
+    new_values = {k.name: k.new for k in keys if k.old is not None and k.new is not None}
     return Advice(
-        (*found, f"build the network with its new widths: {widths}"),
-        said if len(said) == len(keys) else {},
+        (*sentences, f"build the network with its new widths: {widths}"),
+        new_values if len(new_values) == len(keys) else {},
     )
 
 
@@ -101,17 +100,19 @@ def _config(
     if isinstance(config.get("n_embd"), int) and config.get("n_inner") is None:
         config = {**config, "n_inner": 4 * config["n_embd"]}  # what GPT-2 takes it to be
     for key in _WIDTHS:
-        own = {id: new for id, (old, new) in plain.items() if old == config.get(key)}
-        if own:
-            alike = [
-                id for id, s in before.spaces.items() if s.size == config[key] and s.pinned is None
-            ]
-            yield _set(key, config[key], own, {id: after.spaces[id].size for id in alike})
+        widths = {id: new for id, (old, new) in plain.items() if old == config.get(key)}
+        if widths:
+            # One number stands for all spaces of this size, those that stayed included.
+            every: dict[str, int] = {}
+            for id, space in before.spaces.items():
+                if space.size == config[key] and space.pinned is None:
+                    every[id] = after.spaces[id].size
+            yield _set(key, config[key], widths, every)
     for key in _HEADS:
         sizes = {id: after.spaces[id].size * _inside(before, id, key) for id in heads}
-        own = {id: sizes[id] for id in groups}
-        if own and isinstance(config.get(key), int):
-            yield _set(key, config[key], own, sizes)
+        widths = {id: sizes[id] for id in groups}
+        if widths and isinstance(config.get(key), int):
+            yield _set(key, config[key], widths, sizes)
     if "head_dim" not in config:
         for width, heads_key in (("hidden_size", "num_attention_heads"), ("n_embd", "n_head")):
             if not groups and config.get(width) not in {old for old, _ in changed.values()}:
@@ -125,20 +126,21 @@ def _inside(graph: LayerGraph, index: str, key: str) -> int:
     """Heads in each group, where `key` counts heads."""
     if key == "num_key_value_heads":
         return 1
-    queries = [
-        unit
-        for node in graph.tensors.values()
-        for axis in node.axes
-        if "produce" in axis.roles and isinstance(axis.expr, Prod) and len(axis.expr.factors) > 2
-        for unit in axis_units(axis.expr)
-        if graph.spaces[unit].per == index
-    ]
-    return graph.spaces[queries[0]].size if queries else 1
+    # Rows of grouped queries are group * head in the group * inside.
+    for node in graph.tensors.values():
+        for axis in node.axes:
+            factors = axis.expr.factors if isinstance(axis.expr, Prod) else ()
+            if "produce" not in axis.roles or len(factors) <= 2:
+                continue
+            for unit in axis_units(axis.expr):
+                if graph.spaces[unit].per == index:
+                    return graph.spaces[unit].size
+    return 1
 
 
-def _set(key: str, old: Any, own: Mapping[str, int], every: Mapping[str, int]) -> _Key:
+def _set(key: str, old: Any, widths: Mapping[str, int], every: Mapping[str, int]) -> _Key:
     sizes = set(every.values())
-    return _Key(key, old, sizes.pop() if len(sizes) == 1 else None, own)
+    return _Key(key, old, sizes.pop() if len(sizes) == 1 else None, widths)
 
 
 def _factory(changed: Mapping[str, tuple[int, int]], arguments: Mapping[str, Any]) -> Iterator[str]:

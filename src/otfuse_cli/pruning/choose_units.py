@@ -15,7 +15,8 @@ from ..transport.semi_relaxed import bounded_plan, choose_support, nearest_plan
 from .amounts import kept_count
 from .units import both_sides, index_spaces, norm_mass, random_order, weight_norms
 
-# Of what is merged, no kept unit takes more than this times an equal share (docs/methods.md).
+# Of what is merged, no kept unit takes more than this times an equal share
+# (docs/methods/pruning.md).
 _BOUND = 1.25
 
 

@@ -9,7 +9,7 @@ import torch
 
 from ..errors import SolveFailed
 from ..fusion.repair import fused_variance, plan_repair
-from ..graph.axes import axis_size, axis_units
+from ..graph.axes import axis_size, axis_units, units_of
 from ..graph.model import GraphTensor, LayerGraph, Role
 from ..matching.alignment import Alignment
 from ..matching.apply import transport
@@ -41,14 +41,12 @@ def expand(tensor: torch.Tensor, node: GraphTensor, graph: LayerGraph, kept: Kep
 def smaller(graph: LayerGraph, kept: Kept) -> LayerGraph:
     """The graph of the compact network."""
     sizes = {**graph.sizes, **{space: len(index) for space, index in kept.items()}}
-    return replace(
-        graph,
-        tensors={
-            name: replace(node, shape=tuple(axis_size(a.expr, sizes) for a in node.axes))
-            for name, node in graph.tensors.items()
-        },
-        spaces={id: replace(space, size=sizes[id]) for id, space in graph.spaces.items()},
-    )
+    tensors: dict[str, GraphTensor] = {}
+    for name, node in graph.tensors.items():
+        shape = tuple(axis_size(axis.expr, sizes) for axis in node.axes)
+        tensors[name] = replace(node, shape=shape)
+    spaces = {id: replace(space, size=sizes[id]) for id, space in graph.spaces.items()}
+    return replace(graph, tensors=tensors, spaces=spaces)
 
 
 class Pruner:
@@ -75,8 +73,8 @@ class Pruner:
         model, graph = self.model, self.model.graph
         node = graph.tensors[name]
         stored = model.stored(name)
-        units = {unit for axis in node.axes for unit in axis_units(axis.expr)}
-        if units.isdisjoint(self.choice.merges) or not stored.is_floating_point():
+        merged_units = self.choice.merges.keys() & set(units_of(a.expr for a in node.axes))
+        if not merged_units or not stored.is_floating_point():
             return _cast(name, compact(stored, node, graph, self.choice.kept), dtype)
         moved = transport(model.read(name), name, graph, self.alignment)
         if name in self.feeds:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import torch
 
@@ -135,9 +136,9 @@ def zero_units(model: Model) -> dict[str, torch.Tensor]:
 def compacted(masked: Masked, model: Model, kept: Mapping[str, torch.Tensor]) -> Compacted:
     """Take the zero units out of a masked network, everywhere at once."""
     graph = model.graph
-    entries = {
-        name: compact(model.stored(name), node, graph, kept) for name, node in graph.tensors.items()
-    }
+    entries: dict[str, torch.Tensor] = {}
+    for name, node in graph.tensors.items():
+        entries[name] = compact(model.stored(name), node, graph, kept)
     return Compacted(
         _in_memory(masked.checkpoint, entries),
         smaller(graph, kept),
@@ -170,11 +171,12 @@ def _constants(model: Model, kept: Mapping[str, torch.Tensor]) -> tuple[str, ...
 
 def _in_memory(like: Checkpoint, entries: Mapping[str, torch.Tensor]) -> Checkpoint:
     """A checkpoint that is written where `like` would be."""
-    keys = []
+    keys: list[str] = []
+    aliases = set(chain.from_iterable(like.aliases.values()))
     for key in like.container.keys:
         plain = key.removesuffix(_ORIG)
         name = key if key in entries or plain not in entries else plain
-        if name in entries or key in {k for ks in like.aliases.values() for k in ks}:
+        if name in entries or key in aliases:
             keys.append(name)
     return Checkpoint(
         contents=like.contents,

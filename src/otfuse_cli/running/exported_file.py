@@ -19,6 +19,7 @@ from ..errors import UnreadableInput
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
+# Members of an archive that are raw bytes, and files of one word.
 _DATA = ("data/weights/weight_", "data/constants/tensor_", ".data/", ".format")
 _PLAIN = ("archive_format", "archive_version", "byteorder", "version")
 
