@@ -98,7 +98,7 @@ def _read(parent: Parent, fit: Fit, dim: int, space: str) -> Tensor:
         gain, variance = (tensors[fit.norm.tensors[part]] for part in ("weight", "running_var"))
         gain = gain * (variance + fit.norm.eps).rsqrt()
         weight = weight * along_outputs(gain, weight, fit.layer)
-    exprs = [axis.expr for axis in parent.graph.tensors[fit.layer.weight].axes]
+    exprs = parent.graph.tensors[fit.layer.weight].exprs
     rows = unfold(weight, exprs, dim, space, parent.graph.sizes)
     return torch.cat([r.flatten(1) for r in rows], 1).T
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ..errors import few
-from .axes import Axis, Fixed, Prod, axis_units, product, units_of
+from .axes import Axis, Fixed, Prod, axis_units, product
 from .model import Derived, GraphTensor, LayerGraph, Op, OpKind, Role, Shapes, Space, TensorAxis
 
 POWER = "power"
@@ -170,7 +170,7 @@ def related(graph: LayerGraph, relations: Sequence[Derived], links: Sequence[Lin
             tensors[name] = replace(tensors[name], axes=tuple(axes))
     carried: set[str] = set()
     for tensor in tensors.values():
-        carried.update(units_of(axis.expr for axis in tensor.axes))
+        carried |= tensor.units
     # A space that stood only for axes that nothing reaches is gone with them.
     spaces = {id: s for id, s in graph.spaces.items() if id in carried or s.pinned != UNUSED}
     return replace(graph, tensors=tensors, spaces=spaces, derived=(*graph.derived, *relations))
@@ -294,4 +294,4 @@ def _bound(space: Space) -> Space:
 
 
 def _shapes(graph: LayerGraph) -> Shapes:
-    return {name: tensor.shape for name, tensor in graph.tensors.items()}
+    return dict(graph.shapes)

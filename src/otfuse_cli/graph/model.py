@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
-from .axes import Axis, Cat, Fixed, Prod, Unit, axis_units
+from .axes import Axis, Cat, Fixed, Prod, Unit, axis_units, units_of
 
 # Shapes of tensors by name.
 Shapes = Mapping[str, tuple[int, ...]]
@@ -83,6 +83,16 @@ class GraphTensor:
     axes: tuple[TensorAxis, ...]
     aliases: tuple[str, ...] = ()
     stands_for: tuple[str, ...] = ()
+
+    @cached_property
+    def exprs(self) -> tuple[Axis, ...]:
+        """Expressions of its axes."""
+        return tuple(axis.expr for axis in self.axes)
+
+    @cached_property
+    def units(self) -> frozenset[str]:
+        """Spaces on its axes."""
+        return frozenset(units_of(self.exprs))
 
     def dims(self, space: str, role: Role | None = None) -> tuple[int, ...]:
         """Dimensions whose expression names `space` (in `role`, when given)."""
@@ -180,6 +190,16 @@ class LayerGraph:
     def sizes(self) -> dict[str, int]:
         """Units by space."""
         return {id: space.size for id, space in self.spaces.items()}
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes by tensor name."""
+        return {name: tensor.shape for name, tensor in self.tensors.items()}
+
+    @cached_property
+    def indices(self) -> frozenset[str]:
+        """Spaces whose units are heads or groups: each has free units of its own inside."""
+        return frozenset(space.per for space in self.free() if space.per is not None)
 
     @cached_property
     def members(self) -> dict[str, tuple[tuple[str, int], ...]]:

@@ -9,7 +9,7 @@ import torch
 
 from ..errors import SolveFailed
 from ..fusion.repair import fused_variance, plan_repair
-from ..graph.axes import axis_size, axis_units, units_of
+from ..graph.axes import axis_size, axis_units
 from ..graph.model import GraphTensor, LayerGraph, Role
 from ..matching.alignment import Alignment
 from ..matching.apply import transport
@@ -73,7 +73,7 @@ class Pruner:
         model, graph = self.model, self.model.graph
         node = graph.tensors[name]
         stored = model.stored(name)
-        merged_units = self.choice.merges.keys() & set(units_of(a.expr for a in node.axes))
+        merged_units = self.choice.merges.keys() & node.units
         if not merged_units or not stored.is_floating_point():
             return _cast(name, compact(stored, node, graph, self.choice.kept), dtype)
         moved = transport(model.read(name), name, graph, self.alignment)

@@ -115,7 +115,7 @@ def zero_units(model: Model) -> dict[str, torch.Tensor]:
         alive_N = torch.zeros(space.size, dtype=torch.bool)
         for name in graph.producers(space.id):
             node = graph.tensors[name]
-            exprs = [axis.expr for axis in node.axes]
+            exprs = node.exprs
             tensor = model.stored(name)
             for dim in node.dims(space.id):
                 if "produce" in node.axes[dim].roles:
@@ -159,7 +159,7 @@ def _constants(model: Model, kept: Mapping[str, torch.Tensor]) -> tuple[str, ...
             bias = producer.norm.get("bias") if producer.norm else producer.bias
             if bias is None:
                 continue
-            exprs = [axis.expr for axis in model.graph.tensors[bias].axes]
+            exprs = model.graph.tensors[bias].exprs
             values = unfold(model.stored(bias), exprs, 0, space, model.graph.sizes)
             if any(bool((rows[gone] != 0).any()) for rows in values):
                 lost.append(bias)

@@ -41,7 +41,7 @@ def pruning_record(
 
 
 def _shapes(graph: LayerGraph) -> dict[str, tuple[int, ...]]:
-    return {name: node.shape for name, node in graph.tensors.items()}
+    return dict(graph.shapes)
 
 
 def _share(whole: int, left: int) -> float:

@@ -150,7 +150,7 @@ class _Reduction:
         sums = covariances([self.run], places, self.samples, device=self.device)
         for (space, (weight, dim)), covariance_UU in zip(readers.items(), sums, strict=True):
             write_dU = self.run.tensors[weight].movedim(dim, -1).double()
-            if space in self._indices():
+            if space in self.graph.indices:
                 maps[space], read_UM = self._heads(space, covariance_UU, write_dU)
                 reads[weight] = dim, read_UM
             else:
@@ -225,7 +225,7 @@ class _Reduction:
             UsageError: Heads that are read in another way.
         """
         graph = self.graph
-        if space in self._indices():
+        if space in self.graph.indices:
             output = attention(graph, space).output
             whole = axis_size(graph.tensors[output.tensor].axes[output.dim].expr, graph.sizes)
             if output.tensor not in by_weight or output.length != whole:
@@ -254,9 +254,6 @@ class _Reduction:
             return {}
         positions = Positions(self.run.program, self.run.tensors, self.samples, device=self.device)
         return read_out(positions, plan, added[-1].layer.weight)
-
-    def _indices(self) -> frozenset[str | None]:
-        return frozenset(s.per for s in self.graph.free())
 
     def _most(self, space: str) -> int:
         return self.small.graph.spaces[space].size

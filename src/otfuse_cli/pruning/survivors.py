@@ -80,7 +80,7 @@ def _rows(
             tensor = model.stored(producer.weight).to(dtype).to(torch.float64)
             tensor = relabel(tensor, graph.tensors[producer.weight], places, graph.spaces)
             sizes = {**graph.sizes, **{unit: len(index) for unit, index in places.items()}}
-            exprs = [axis.expr for axis in node.axes]
+            exprs = node.exprs
             side += unfold(tensor, exprs, producer.dim, space.id, sizes)
     if not sides[0] or not sum(rows.shape[1] for rows in sides[0]):
         return None

@@ -49,8 +49,7 @@ def attentions(graph: LayerGraph) -> tuple[Attention, ...]:
     Raises:
         UsageError: One of an unknown kind.
     """
-    heads = {space.per for space in graph.free()} - {None}
-    tops = [s for s in graph.free() if s.id in heads and s.per is None]
+    tops = [s for s in graph.free() if s.id in graph.indices and s.per is None]
     return tuple(attention(graph, s.id) for s in sorted(tops, key=lambda s: s.order))
 
 

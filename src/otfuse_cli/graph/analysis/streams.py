@@ -120,7 +120,7 @@ def normed_stream(graph: LayerGraph) -> Stream:
 
 def has_heads(graph: LayerGraph) -> bool:
     """Whether units move as a whole: heads, groups."""
-    return any(space.per is not None for space in graph.free())
+    return bool(graph.indices)
 
 
 def in_heads(graph: LayerGraph) -> frozenset[str]:

@@ -54,7 +54,7 @@ def _text(graph: LayerGraph, lines: Sequence[WrittenLine], act: str) -> str:
 
 def _same_operations(graph: LayerGraph, text: str) -> bool:
     """Whether the spec's operations run as those of the graph."""
-    shapes = {name: tensor.shape for name, tensor in graph.tensors.items()}
+    shapes = dict(graph.shapes)
     aliases = {name: tensor.aliases for name, tensor in graph.tensors.items()}
     (spec,) = parse_specs(text, where="write_spec", name="written")
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -71,9 +71,28 @@ class Value:
         """Size of every axis."""
         return tuple(label.size for label in self.labels)
 
+    def pick(self, axes: Iterable[int]) -> list[Label]:
+        """Labels of some axes, in the order given; negative numbers count from the end."""
+        return [self.labels[axis] for axis in axes]
+
     def without(self, *axes: int) -> list[Label]:
         """Labels of every other axis, in order."""
         return [label for d, label in enumerate(self.labels) if d not in axes]
+
+
+def forms_of(labels: Labels) -> tuple[Form, ...]:
+    """What axes are made of, in order."""
+    return tuple(label.form for label in labels)
+
+
+def longer(labels: Labels) -> list[Label]:
+    """Axes of more than one position; a single one broadcasts, and is tied to nothing."""
+    return [label for label in labels if label.size != 1]
+
+
+def any_data(operands: Sequence[Value]) -> bool:
+    """Whether something depends on a network input."""
+    return any(value.data for value in operands)
 
 
 def data_and_weights(operands: Sequence[Value]) -> tuple[list[Value], list[Value]]:
@@ -198,6 +217,10 @@ class Call:
     def fresh(self, size: int) -> Label:
         """A new free axis."""
         return Label(Atom(size))
+
+    def fresh_axes(self, shape: Sequence[int]) -> list[Label]:
+        """New free axes, one for each size of `shape`."""
+        return [self.fresh(size) for size in shape]
 
     def pinned(self, size: int, reason: str) -> Label:
         """A new axis that stays in place."""

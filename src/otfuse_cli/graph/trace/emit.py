@@ -10,7 +10,7 @@ from ..derived_tensors import marked
 from ..model import GraphTensor, LayerGraph, Op, Role, Space, TensorAxis
 from . import atoms
 from .atoms import Atom, Form, Times, head
-from .call import Label, Labels, OpRecord, Origin, Value
+from .call import Label, Labels, OpRecord, Origin, Value, forms_of
 from .deferred import is_settled
 from .fold_norms import fold_rms
 from .label_operations import Propagation
@@ -186,7 +186,7 @@ def _path(axis: Axis, mark: str) -> tuple[int, ...] | None:
 
 def _contexts(propagation: Propagation) -> Iterable[Sequence[Form]]:
     for labels in (*propagation.state.values(), *propagation.log.contexts):
-        yield [label.form for label in labels]
+        yield forms_of(labels)
 
 
 def _tensors(

@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 
 from ..model import Role
 from . import atoms
-from .call import Call, Label, Labels, Log, Value, pinned_labels
+from .call import Call, Label, Labels, Log, Value, any_data, pinned_labels
 from .nodes import module_path, named_arguments, operator_name, output_shapes, where
 from .rules import RULES
 
@@ -118,7 +118,7 @@ def _values(
     roles_seen: int,
 ) -> list[Value]:
     operands = list(_flat(list(inputs.values())))
-    data = any(value.data for value in operands)
+    data = any_data(operands)
     if data:
         _default_roles(call, operands, result, roles_seen)
     sources: dict[str, None] = {}  # a set that keeps the order

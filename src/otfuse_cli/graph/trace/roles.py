@@ -8,7 +8,7 @@ from ..derived_tensors import UNUSED, power_vectors
 from ..model import Role
 from . import atoms
 from .atoms import Atom
-from .call import Origin
+from .call import Origin, forms_of
 from .deferred import instances
 from .label_operations import Propagation
 
@@ -71,7 +71,7 @@ def _pin_unused(propagation: Propagation, roles: Mapping[Origin, set[Role]]) -> 
                 atoms.pin(label.form, UNUSED)
     seen: set[Atom] = set()
     for axis_labels in propagation.log.live:
-        for axes in instances([label.form for label in axis_labels]):
+        for axes in instances(forms_of(axis_labels)):
             for form in axes:
                 seen.update(atoms.leaves(form))
     for labels in propagation.state.values():

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from string import ascii_letters
 
 from ...model import OpKind, Role
-from ..call import Call, Label, Labels, Value, data_and_weights
+from ..call import Call, Label, Labels, Value, any_data, data_and_weights
 from .table import rule
 
 
@@ -40,7 +40,7 @@ def _judge(
     kept: bool,
 ) -> None:
     data = {i for i, _ in uses if operands[i].data}
-    if any(value.data for value in operands):
+    if any_data(operands):
         for i, label_there in uses:
             if not operands[i].data:
                 call.role(label_there, Role.PRODUCE if kept else Role.CONSUME)

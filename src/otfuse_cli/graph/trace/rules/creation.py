@@ -20,7 +20,7 @@ CONSTANT = (
 @rule(*UNIFORM, creates=True)
 def equal_everywhere(call: Call) -> Labels:
     """Every element is equal."""
-    return [call.fresh(n) for n in call.shape]
+    return call.fresh_axes(call.shape)
 
 
 @rule(*CONSTANT)

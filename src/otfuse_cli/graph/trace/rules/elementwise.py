@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...model import OpKind, Role
 from ..atoms import Plus
-from ..call import Call, Label, Labels, Value, data_and_weights
+from ..call import Call, Label, Labels, Value, any_data, data_and_weights, longer
 from .table import rule
 
 HOMOGENEOUS = ("relu", "leaky_relu", "rrelu_with_noise")
@@ -40,7 +40,7 @@ def broadcast(call: Call, operands: list[Value]) -> list[Label]:
     out: list[Label] = []
     for back in range(ndim, 0, -1):
         present = [value.labels[-back] for value in operands if value.ndim >= back]
-        wide = [label for label in present if label.size != 1]
+        wide = longer(present)
         # A single position broadcasts: it's tied to nothing.
         out.append(call.unify(*wide) if wide else present[0])
     return out
@@ -51,7 +51,7 @@ def _shared(operands: list[Value]) -> list[Label]:
     shared: list[Label] = []
     for back in range(1, max(value.ndim for value in operands) + 1):
         present = [value.labels[-back] for value in operands if value.ndim >= back]
-        wide = [label for label in present if label.size != 1]
+        wide = longer(present)
         shared.extend(wide[:1] if len(wide) > 1 else ())
     return shared
 
@@ -182,7 +182,7 @@ def glu(call: Call) -> Labels:
 
 
 def _weight_roles(call: Call, operands: list[Value], role: Role) -> None:
-    if any(value.data for value in operands):
+    if any_data(operands):
         for value in operands:
             if not value.data:
                 call.role(value.labels, role)

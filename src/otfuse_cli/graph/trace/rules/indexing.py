@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...model import OpKind, Role
 from ..atoms import Atom, Plus, Times
-from ..call import Call, Label, Labels, Value
+from ..call import Call, Label, Labels, Value, any_data, forms_of
 from .elementwise import broadcast
 from .table import rule
 
@@ -20,8 +20,8 @@ def slice_axis(call: Call, label: Label, sizes: Sequence[int]) -> list[Label]:
     if len(real) == 1:
         pieces = [label]
     else:
-        fresh = [call.fresh(n) for n in real]
-        call.unify(label, Label(Plus(tuple(piece.form for piece in fresh))))
+        fresh = call.fresh_axes(real)
+        call.unify(label, Label(Plus(forms_of(fresh))))
         pieces = [Label(piece.form, label.origins) for piece in fresh]
     rest = iter(pieces)
     parts: list[Label] = []
@@ -172,7 +172,7 @@ def index(call: Call) -> Labels:
     indices: list[Value | None] = list(call["indices"])
     indices += [None] * (value.ndim - len(indices))
     indexed = [d for d, at in enumerate(indices) if at is not None]
-    call.pin([value.labels[d] for d in indexed], INDEXED)
+    call.pin(value.pick(indexed), INDEXED)
     present = [at for at in indices if at is not None]
     # A mask of several axes takes them all away and puts one in their place.
     if len(call.shape) != value.ndim - len(indexed) + max(at.ndim for at in present):
@@ -260,7 +260,7 @@ def ordered(call: Call) -> object:
     dims = [dims] if isinstance(dims, int) else dims
     axes = range(value.ndim) if dims is None else [d % value.ndim for d in dims]
     call.restrict(value.labels)
-    call.pin([value.labels[d] for d in axes], ORDERED)
+    call.pin(value.pick(axes), ORDERED)
     outs = [_fit(call, value, axes, shape) for shape in call.shapes]
     return outs if len(outs) > 1 else outs[0]
 
@@ -294,7 +294,7 @@ def triangle(call: Call) -> Labels:
     if call.name in ("tril", "triu"):
         call.pin(value.labels[-2:], ORDERED)
         return value.labels
-    call.pin(value.labels if call.name != "diagonal" else [value.labels[d] for d in pair], ORDERED)
+    call.pin(value.labels if call.name != "diagonal" else value.pick(pair), ORDERED)
     if call.name == "diagonal":
         gone = {d % value.ndim for d in pair}
         kept = value.without(*gone)
@@ -303,6 +303,6 @@ def triangle(call: Call) -> Labels:
 
 
 def _vector(call: Call, values: Sequence[Value]) -> None:
-    if any(value.data for value in values):
+    if any_data(values):
         for value in values:
             call.role(value.labels, Role.VECTOR)

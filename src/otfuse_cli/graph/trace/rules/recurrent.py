@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...model import OpKind, Role
 from ..atoms import Atom, Plus, Times
-from ..call import Call, Label, Labels, Value
+from ..call import Call, Label, Labels, Value, forms_of
 from ..deferred import Deferred
 from .table import rule
 
@@ -34,7 +34,7 @@ def recurrent(call: Call) -> object:
         if both and len(cells) % 2:
             continue  # the next layer reads both directions, side by side
         tops = [label for _, label in cells[-2:]] if both else [out]
-        read = Label(Plus(tuple(t.form for t in tops))) if both else out
+        read = Label(Plus(forms_of(tops))) if both else out
     _initial(call, x, cells)
     tensors = {value.sources[0].rpartition(".")[2]: value for value in parameters if value.plain}
     call.op(OpKind.OTHER, reads=[[x.labels[-1]]], writes=[read], tensors=tensors, detail=call.name)
@@ -98,6 +98,6 @@ def _outputs(
         states = [hidden if which else shown for hidden, shown in cells]
         # every layer has a state of its own: `h_n[-1]` takes one and ties nothing
         layer, unit = Atom(len(cells), "layers"), Atom(states[0].size)
-        Deferred(Plus(tuple(state.form for state in states)), (layer, unit))
+        Deferred(Plus(forms_of(states)), (layer, unit))
         outs.append([Label(layer), *middle, Label(unit)])
     return outs

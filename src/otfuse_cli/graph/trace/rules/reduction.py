@@ -16,7 +16,7 @@ def reduce_axes(call: Call, value: Value, dims: Any, *, keep: bool) -> list[Labe
     if dims is None or (not isinstance(dims, int) and len(dims) == 0):
         dims = range(value.ndim)
     gone = {d % value.ndim for d in ([dims] if isinstance(dims, int) else dims)}
-    call.restrict([value.labels[d] for d in gone])
+    call.restrict(value.pick(gone))
     if keep:
         labels = list(value.labels)
         for d in gone:

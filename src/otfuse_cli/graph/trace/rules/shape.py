@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from ..atoms import Atom, Form, Plus, Times
-from ..call import Call, Label, Labels, Value
+from ..call import Call, Label, Labels, Value, forms_of
 from ..deferred import Deferred
 from .table import rule
 
@@ -29,7 +29,7 @@ def reshape(call: Call) -> Labels:
     out: list[Label] = []
     for old, sizes in _groups(value.labels, call.shape):
         if not old:
-            out.extend(call.fresh(n) for n in sizes)
+            out.extend(call.fresh_axes(sizes))
         elif tuple(label.size for label in old) == sizes:
             out.extend(old)
         else:
@@ -63,7 +63,7 @@ def _groups(labels: Labels, shape: Sequence[int]) -> Iterator[tuple[list[Label],
 def _regroup(old: Sequence[Label], sizes: tuple[int, ...]) -> list[Label]:
     if not sizes:
         return []
-    whole: Form = Times(tuple(label.form for label in old)) if len(old) > 1 else old[0].form
+    whole: Form = Times(forms_of(old)) if len(old) > 1 else old[0].form
     origins = frozenset().union(*(label.origins for label in old))
     if len(sizes) == 1:
         return [Label(whole, origins)]
@@ -132,7 +132,7 @@ def broadcast_axes(call: Call) -> Labels:
     """A broadcast axis: all its positions are equal, so it belongs to nobody."""
     value = _self(call)
     lead = len(call.shape) - value.ndim
-    out = [call.fresh(n) for n in call.shape[:lead]]
+    out = call.fresh_axes(call.shape[:lead])
     for label, n in zip(value.labels, call.shape[lead:], strict=True):
         out.append(label if label.size == n else call.fresh(n))
     return out
@@ -143,7 +143,7 @@ def repeat(call: Call) -> Labels:
     """Copies one after the other: copy * old."""
     value = _self(call)
     lead = len(call.shape) - value.ndim
-    out = [call.fresh(n) for n in call.shape[:lead]]
+    out = call.fresh_axes(call.shape[:lead])
     for label, n in zip(value.labels, call.shape[lead:], strict=True):
         if label.size == n:
             out.append(label)
@@ -178,7 +178,7 @@ def cat(call: Call) -> Labels:
     for d in range(values[0].ndim):
         column = [value.labels[d] for value in values]
         if d == axis:
-            forms = tuple(label.form for label in column)
+            forms = forms_of(column)
             origins = frozenset().union(*(label.origins for label in column))
             out.append(Label(Plus(forms), origins) if len(forms) > 1 else column[0])
         else:
