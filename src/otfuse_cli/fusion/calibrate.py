@@ -41,6 +41,7 @@ def re_estimate(
     for fit in every:
         if fit.norm is not None and left.isdisjoint(fit.norm.tensors.values()):
             plan.append(fit.norm)
+    # In execution order: each norm is given what the corrected ones before it make.
     plan.sort(key=lambda norm: program.position[norm.node])
     lockstep = Lockstep((), program, fused, samples, device=runtime.device, most_bytes=most_bytes)
     for at, norm in enumerate(plan):

@@ -57,7 +57,7 @@ class Fused:
         """
         if name in self._derived:
             return self._recomputed(name, dtype)
-        if name in self.better:
+        if name in self.better:  # fitted or calibrated: the average is only where that began
             return stored(name, self.better[name], dtype)
         blocks = self._by_rows(name)
         if blocks is not None:

@@ -99,6 +99,7 @@ def union(
     total: Tensor | None = None
     for model, alignment, weight in parents:
         moved = transport(model.read(name), name, model.graph, alignment)
+        # Rows of chosen units belong to one parent each, and are zero in the others' parts.
         term = moved if moves else weight * moved
         total = term if total is None else total + term
     assert total is not None

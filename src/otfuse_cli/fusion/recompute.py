@@ -69,6 +69,7 @@ def leading(matrix_RC: Tensor) -> tuple[Tensor, Tensor]:
     rows, columns = matrix_RC.shape
     wide = rows <= columns
     side = matrix_RC if wide else matrix_RC.T
+    # The smaller side: its Gram matrix has the same values, other than zeros.
     if min(rows, columns) <= _WHOLE:
         first = torch.linalg.eigh(side @ side.T)[1][:, -1]
     else:

@@ -177,7 +177,7 @@ def fused_variance(
         return mean_M  # anchor units among the source's: there is no row for them to be read from
     if len(feeds) == 1:
         return _part_variance(mean_M, variance, feeds, 0, models, restored)
-    model, alignment, _ = every[0]
+    model, alignment, _ = every[0]  # the anchor, whose sizes the parts have
     sizes = {**model.graph.sizes, **_sizes(alignment)}
     parts = torch.split_with_sizes(mean_M, [axis_size(feed.axis, sizes) for feed in feeds])
     variances: list[torch.Tensor] = []

@@ -60,7 +60,7 @@ class Ridge:
         self.bias_gO = None if bias_gO is None else bias_gO.double()
         g, o, d = weight_gOD.shape
         like = self.prior_gOD
-        self.dual = rows < d
+        self.dual = rows < d  # the smaller of the two systems is solved
         self.rows = 0.0
         self.sum_gD = like.new_zeros(g, d)
         self.rest_gO = like.new_zeros(g, o)
@@ -166,6 +166,7 @@ class Ridge:
         self._rests.clear()
         n = self.rows
         power = _or_one(inputs.square().sum(1).mean(1) / n)
+        # With weights w rows are scaled by their roots, and so is the mean that is taken away.
         centred, rest_c = inputs, rest
         mean_gD = (self.sum_gD / n)[:, None]
         if self.bias_gO is not None:

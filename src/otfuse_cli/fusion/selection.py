@@ -60,6 +60,7 @@ class Selection:
         """The sources that count in the average of one tensor, with their weights there."""
         if self.keeps(name):
             return []
+        # Weights are by model, in the order of the command line; `aligned` has the sources only.
         weights = self.weights_of(name)
         shares = (replace(a, weight=weights[a.model.index]) for a in aligned)
         return [a for a in shares if a.weight > 0]

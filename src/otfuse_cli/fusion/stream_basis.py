@@ -127,6 +127,8 @@ def joint_basis(
     whole = complement(width) if streams[0][0].centred else torch.eye(width, dtype=torch.float64)
     most = min(whole.shape[1], len(scaled_NN))
     spectrum = torch.linalg.eigh(root_NN @ scaled_NN @ root_NN)
+    # In the metric of what is read the leading directions are orthogonal; in the stream they
+    # are made so, and `made` is the projection onto them (docs/methods/joint.md).
     axes_Nr = torch.linalg.qr(root_NN @ spectrum.eigenvectors[:, -most:])[0]
     made_dN = whole[:, :most].to(device) @ axes_Nr.T / count**0.5
     inner_dd = made_dN @ scaled_NN @ made_dN.T

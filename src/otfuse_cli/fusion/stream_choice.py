@@ -49,7 +49,7 @@ def choose_heads(covariance_UU: Tensor, write_dU: Tensor, heads: int, most: int)
     if comb(heads, most) <= _MOST_SUBSETS:
         return max(combinations(range(heads), most), key=explained)
     chosen: tuple[int, ...] = ()
-    for _ in range(most):
+    for _ in range(most):  # greedy: the best head beside those taken
         left = [h for h in range(heads) if h not in chosen]
         chosen = (*chosen, max(left, key=lambda h: explained((*chosen, h))))
     return tuple(sorted(chosen))

@@ -138,6 +138,7 @@ class _Moments:
         a, b = self.a / self.count, self.b / self.count
         var_a = (self.aa / self.count - a.square()).clamp(min=0)
         var_b = (self.bb / self.count - b.square()).clamp(min=0)
+        # Units that vary against each other have nothing in common to be averaged.
         together = (self.ab / self.count - a * b).clamp(min=0)
         moving = var_a * var_b > 0
         explained = torch.where(moving, together.square() / (var_a * var_b), 0.0).clamp(max=1)

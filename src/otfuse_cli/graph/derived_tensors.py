@@ -161,6 +161,7 @@ def related(graph: LayerGraph, relations: Sequence[Derived], links: Sequence[Lin
     for one, dim, other, at in links:
         ends = ((one, dim), (other, at))
         reached = [end for end in ends if not _unreached(tensors[end[0]].axes[end[1]], graph)]
+        # With both ends reached the network says already what they carry; with none nobody does.
         if len(reached) == 1:
             (name, axis) = next(end for end in ends if end not in reached)
             (owner, owner_dim) = reached[0]
@@ -229,7 +230,7 @@ def _candidates(name: str) -> Iterator[tuple[dict[str, str], tuple[str, ...]]]:
 def fitting_dims(source: str, parts: Mapping[str, str], shapes: Shapes) -> list[int]:
     """Axes of the weight that `u` may stand for: one number each, and `v` one for all the rest."""
     weight, total = shapes[source], prod(shapes[source])
-    if len(weight) < 2 or not total:
+    if len(weight) < 2 or not total:  # a vector has no norm of this kind
         return []
     lengths: list[int] = []
     for part in ("u", "v"):
@@ -249,6 +250,7 @@ def _settled(derived: Derived, graph: LayerGraph) -> Derived:
     u = graph.tensors[derived.parts["u"]].axes[-1].expr
     dims = fitting_dims(derived.source, derived.parts, _shapes(graph))
 
+    # A square weight may have two such axes: the lengths of the vectors don't tell them apart.
     def rank(dim: int) -> tuple[bool, bool, int]:
         axis = source.axes[dim]
         return (axis.expr != u, Role.PRODUCE not in axis.roles, dim)

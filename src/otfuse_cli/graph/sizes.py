@@ -76,6 +76,7 @@ def resize(
     _require_same_names(graph, shapes, label, anchor)
     sizes, misfits = solve_widths(graph, shapes, whole_groups=whole_groups, known_sizes=known_sizes)
     if misfits and not whole_groups:
+        # As a pruned network has it: fewer heads, each as wide as it was.
         inside, others = solve_widths(graph, shapes, whole_groups=True)
         sizes, misfits = (sizes, misfits) if others else (inside, others)
     if misfits:

@@ -12,6 +12,7 @@ DASHES = {"solid": "-", "dashed": "--", "dotted": ":"}
 _MARKERS = "osD^vPX"
 # Inches; a label of a category needs its share of the width, up to a page of this size.
 _WIDTH, _WIDEST, _PER_CATEGORY = 9.0, 22.0, 0.24
+# Inches of a line chart and of a map; letters of a title in a line above a map.
 _LINE_HEIGHT, _MAP, _MAP_LETTERS = 4.2, 1.8, 26
 
 

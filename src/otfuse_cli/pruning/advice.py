@@ -14,6 +14,7 @@ _WIDTHS = (
     *("intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "d_ff", "n_inner"),
     *("ffn_hidden_size", "hidden_size", "d_model", "n_embd", "embedding_size", "dim"),
 )
+# Groups of keys and values before heads of queries: the first that a class reads counts.
 _HEADS = ("num_key_value_heads", "num_attention_heads", "n_head", "num_heads", "n_heads")
 
 
@@ -113,6 +114,7 @@ def _config(
         widths = {id: sizes[id] for id in groups}
         if widths and isinstance(config.get(key), int):
             yield _set(key, config[key], widths, sizes)
+    # A class without head_dim divides its width by its heads, which are fewer now.
     if "head_dim" not in config:
         for width, heads_key in (("hidden_size", "num_attention_heads"), ("n_embd", "n_head")):
             if not groups and config.get(width) not in {old for old, _ in changed.values()}:
@@ -150,6 +152,7 @@ def _factory(changed: Mapping[str, tuple[int, int]], arguments: Mapping[str, Any
         by_size.setdefault(old, set()).add(new)
     for name, default in arguments.items():
         numbers = default if isinstance(default, tuple | list) else (default,)
+        # `type`, for a flag is an integer to Python, and 1 may be a width.
         hits = [n for n in numbers if type(n) is int and n in by_size]
         for old in dict.fromkeys(hits):
             sizes = " or ".join(map(str, sorted(by_size[old])))

@@ -15,6 +15,7 @@ from ..errors import IncompatibleModels, UsageError
 from ..graph.axes import axis_units, units_of
 from ..graph.model import LayerGraph, OpKind, Role, Space
 
+# Norms whose statistics are over all units: without some, those that stay come out otherwise.
 _TOGETHER = frozenset({"layer", "rms"})
 
 

@@ -32,6 +32,7 @@ def expand(tensor: torch.Tensor, node: GraphTensor, graph: LayerGraph, kept: Kep
             continue
         shape = list(tensor.shape)
         shape[dim] = node.shape[dim]
+        # A variance of 1 divides by nothing that is not there.
         whole = tensor.new_full(shape, 1 if Role.VARIANCE in axis.roles else 0)
         where = axis_index(axis.expr, kept, graph.spaces).to(tensor.device)
         tensor = whole.index_copy_(dim, where, tensor)

@@ -107,6 +107,7 @@ def _transported(
                 pool.add(unit)
     rows = read_rows(dense, pruned, every, space.id, alignment, frozenset(pool))
     n, m = survivors.sizes
+    # Mass of a survivor, 1/n, has to fit into the 1/m of its place.
     if n < m or not len(survivors.dense_S):
         return as_map(solve_rows(rows, recipe).plan)
     cost_NM = cost_matrix(

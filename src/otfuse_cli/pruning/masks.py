@@ -112,6 +112,7 @@ def zero_units(model: Model) -> dict[str, torch.Tensor]:
     for space in graph.free():
         if space.per is not None or not graph.producers(space.id):
             continue
+        # A unit lives as long as one tensor that makes it has anything but zeros in its row.
         alive_N = torch.zeros(space.size, dtype=torch.bool)
         for name in graph.producers(space.id):
             node = graph.tensors[name]

@@ -87,6 +87,7 @@ def reduce(
     work = _Reduction(model, small, run, samples, seed, device)
     spaces = [s.id for s in model.graph.free() if after[s.id] != before[s.id]]
     try:
+        # Plain units first; then a stream that keeps its axes; turned only where it is pruned.
         if not has_heads(model.graph):
             return work.by_activations(spaces)
         if set(spaces).isdisjoint(held_together(model.graph)):

@@ -71,6 +71,7 @@ def _rows(
         if not all(_settled(unit, dense.graph, pruned.graph, survivors) for unit in others):
             continue
         settled = {unit: survivors[unit] for unit in others if unit in survivors}
+        # The dense weights as pruning has stored them: in half precision rows differ otherwise.
         dtype = pruned.checkpoint.infos[producer.weight].dtype
         for model, side, places in (
             (dense, sides[0], {u: s.dense_S for u, s in settled.items()}),

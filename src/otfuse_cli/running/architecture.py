@@ -127,6 +127,7 @@ def architecture(
     Raises:
         OtfuseError: See `graph.recognise`, `graph.trace`, `network.factory`, `network.program`.
     """
+    # By what is named: a program, code to run, else names and shapes.
     if isinstance(arch, str) and arch.endswith(".pt2"):
         return _from_program(arch, shapes, aliases or {}, label, free_outputs)
     if not isinstance(arch, str) or names_a_module(arch):

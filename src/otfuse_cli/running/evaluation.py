@@ -140,7 +140,7 @@ def ensemble(outputs: Sequence[Tensor], *, mean: str = "logits", axis: int = 1) 
     stacked = torch.stack([o.double() for o in outputs])
     if mean == "logits":
         return stacked.mean(0).float()
-    logs = stacked.log_softmax(axis + 1 if axis >= 0 else axis)
+    logs = stacked.log_softmax(axis + 1 if axis >= 0 else axis)  # the members stand in front
     return (logs.logsumexp(0) - log(len(outputs))).float()
 
 

@@ -115,14 +115,15 @@ def build(
             why=f"it returned a {type(module).__name__}",
             fix="return a torch.nn.Module, or a module and example inputs",
         )
+    # On the meta device some constructors make real tensors; and ties are undone before tracing.
     module.eval()
     if device == "meta":
         all_on_meta(module)
     if untied:
         untie(module)
     args, kwargs = example_inputs(module, inputs, where, device)
-    given = None if isinstance(arch, str) else arch
-    return Network(source, module, args, kwargs, untied, given, shapes if shaped else None)
+    arch_object = None if isinstance(arch, str) else arch
+    return Network(source, module, args, kwargs, untied, arch_object, shapes if shaped else None)
 
 
 def _failed(error: Exception, where: str, *, shaped: bool) -> IncompatibleModels:

@@ -42,6 +42,7 @@ def fit_to_network(
     shape = tuple(tensor.shape[1:])
     if shape == slot.shape:
         return tensor
+    # Row by row is the one order that everybody means; of several channels there are two.
     vector, plane = len(slot.shape) == 1, len(slot.shape) == 3 and slot.shape[0] == 1
     if not slot.integer and prod(shape) == prod(slot.shape) and (vector or plane):
         return tensor.reshape(len(tensor), *slot.shape)

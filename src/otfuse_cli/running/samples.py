@@ -197,4 +197,5 @@ def _draw(count: int, number: int | None, seed: int) -> Tensor | None:
         raise UsageError("at least one sample is needed", where=f"--num-samples {number}")
     if number is None:
         return None
+    # All are permuted and the first taken: more samples of one seed begin with the same ones.
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:number]

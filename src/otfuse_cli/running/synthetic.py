@@ -128,6 +128,7 @@ def _mixed(
             parts.append(_floats(slot, kind, shape, first_layers, count, seed * 31 + at))
     if len(parts) == 1:
         return parts[0]
+    # Shuffled: whoever takes the first of them gets some of every kind.
     order = np.random.default_rng([seed, 3]).permutation(number)
     return torch.cat([p.reshape(len(p), *parts[0].shape[1:]) for p in parts])[torch.tensor(order)]
 

@@ -104,7 +104,7 @@ def _load_file(path: Path, option: str) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickling look their module up
-    sys.path.insert(0, str(path.parent.resolve()))
+    sys.path.insert(0, str(path.parent.resolve()))  # what lies beside the file, as python has it
     try:
         spec.loader.exec_module(module)
     except Exception as error:

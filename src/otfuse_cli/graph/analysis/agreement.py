@@ -75,6 +75,7 @@ class _Pairing:
         tensor, partner = self.source.tensors[name], self.anchor.tensors[name]
         if len(tensor.axes) != len(partner.axes):
             return self._both(f"{name} has {len(tensor.axes)} axes", str(len(partner.axes)))
+        # Axis by axis, and unit by unit along each: the first difference is the one to be told.
         for dim, (a, b) in enumerate(zip(tensor.axes, partner.axes, strict=True)):
             where = f"{name} axis {dim}"
             if not self._paired(a.expr, b.expr):

@@ -84,6 +84,7 @@ def attention(graph: LayerGraph, heads: str) -> Attention:
         is_value = _is_value(graph, projection.weight.spaces[-1])
         (values if is_value else queries).append(projection)
     plain = all(part.weight.spaces[0] == heads for part in made)
+    # Queries and keys look alike here; only the data flow of attention tells which are the keys.
     if len(values) != 1 or len(queries) != 2 or len(read) != 1 or not plain:
         raise turn_refusal("an attention layer of an unknown kind", f"space {heads}")
     inner = queries[0].weight.spaces[-1]
@@ -107,6 +108,7 @@ def _key_bias(graph: LayerGraph, queries: list[Projection], values: Projection) 
     """The bias of a layer that makes nothing but keys, read by attention as it is."""
     weights = {q.weight.tensor for q in queries}
     for op in graph.ops:
+        # Attention reads queries, keys and values in this order.
         if op.detail != "attention" or len(op.inputs) < 3 or len(op.inputs[1]) != 1:
             continue
         layer = graph.ops[op.inputs[1][0]]

@@ -45,7 +45,7 @@ def blocks(node: GraphTensor, dim: int, sizes: Mapping[str, int]) -> tuple[AxisB
         widths = tuple(axis_size(f, sizes) for f in factors)
         names = tuple(f.space if isinstance(f, Unit) else None for f in factors)
         parts.append(AxisBlock(node.name, dim, start, widths, names))
-        start += prod(widths)
+        start += prod(widths)  # blocks follow one another without gaps
     return tuple(parts)
 
 

@@ -71,7 +71,7 @@ def _rows(graph: LayerGraph, at: int, read: int, part: Axis) -> tuple[RowsOf, ..
         axis = graph.ops[maker].writes
         if axis is not None and part in _parts(axis):
             makers.append(maker)
-    if len(makers) != 1:
+    if len(makers) != 1:  # units of two makers side by side are parts of their own
         return None
     op = graph.ops[makers[0]]
     if op.kind is OpKind.ADD:

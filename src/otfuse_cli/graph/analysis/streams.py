@@ -140,6 +140,7 @@ def require_untied(graph: LayerGraph) -> None:
         if op.detail == "embedding":
             looked_up.update(op.tensors.values())
     for tensor in graph.tensors.values():
+        # As an embedding it makes the units of the stream, as an output layer it reads them.
         both = any({Role.CONSUME, Role.PRODUCE} <= axis.roles for axis in tensor.axes)
         if both and tensor.name in looked_up:
             way = "add --untie, which gives the output layer a weight of its own"
@@ -207,6 +208,7 @@ class _Search:
             return
         if op.kind is OpKind.ADD:
             return
+        # An activation, a gain, a slice: whatever tells units apart gives the stream its axes.
         if op.detail not in _ALIKE:
             raise turn_refusal(f"{op.detail or op.kind} works on each unit of the stream", op.name)
 

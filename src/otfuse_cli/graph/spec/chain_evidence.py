@@ -101,8 +101,12 @@ def _flattened(layers: Sequence[_Layer], spec: Spec) -> Iterator[str]:
 
 def _equal_widths(layers: Sequence[_Layer]) -> Iterator[str]:
     """Numbered without gaps, layers may be attributes of a class whose forward adds a skip."""
-    found = (re.search(r"\d+$", layer.module) for layer in layers)
-    numbers = [int(number[0]) for number in found if number is not None]
+    numbers: list[int] = []
+    for layer in layers:
+        number = re.search(r"\d+$", layer.module)
+        if number is not None:
+            numbers.append(int(number[0]))
+    # Children of a Sequential leave numbers to what has no tensors: then nothing else runs there.
     if any(after - before > 1 for before, after in pairwise(numbers)):
         return
     widths = [layers[0].shape[1], *(layer.shape[0] for layer in layers[:-1])]

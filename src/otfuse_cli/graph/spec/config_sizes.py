@@ -101,7 +101,7 @@ def hold(covers: Mapping[str, Cover], unknown: Mapping[str, tuple[str, ...]]) ->
             for dim, axis in enumerate(one.axes):
                 missing = next((u for u in axis_units(axis) if u in unknown), None)
                 if missing is not None:
-                    id = str(axis).replace(" ", "")
+                    id = str(axis).replace(" ", "")  # `h0*q0`: a name that no line can have given
                     one.axes[dim] = Unit(id)
                     kept.setdefault(id, f"the size of {missing} is not known")
     return kept

@@ -50,6 +50,7 @@ def _wrong_norms(spec: Spec, graph: LayerGraph) -> Iterator[str]:
         if op.kind is not OpKind.NORM:
             continue
         affine = bool(op.tensors.keys() & GAINS) and bool(op.tensors.keys() & _SHIFTS)
+        # Names and shapes of a GroupNorm are those of a BatchNorm, but for the statistics.
         if spec.norms in ("uniform", "batch") and affine and "running_mean" not in op.tensors:
             yield (
                 f"{_listed(op)} are a norm without running statistics, where the family has "
@@ -128,6 +129,7 @@ def _two_backbones(spec: Spec, modules: list[str]) -> Iterator[str]:
     """Names with and without the family's prefix: two networks, where a line would see one."""
     for line in spec.lines:
         for pattern in line.patterns:
+            # Names of a backbone may have a prefix where it is part of a model: `(bert.)?encoder`.
             prefix, optional, _ = pattern.text.removeprefix("(").partition(")?")
             if not (optional and pattern.text.startswith("(") and prefix.endswith(".")):
                 continue

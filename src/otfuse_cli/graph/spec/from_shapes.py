@@ -237,6 +237,7 @@ def _fit(spec: Spec, it: _Evidence, *, cautious: bool = True) -> LayerGraph:
     graph = it.bind(spec, where)
     if (why := first_unproven(graph)) is not None:
         raise _doubt(where, why)
+    # Who names the family answers for its name; what contradicts its structure counts all the same.
     signs = against_family(spec, graph, it.shapes)
     if cautious:
         signs = chain(signs, against_model(spec, it.config))

@@ -120,6 +120,7 @@ class Spec:
     assumes: str = ""
 
 
+# What a document may say at its top, and the keys of which it needs one.
 _KEYS = {
     "name", "layers", "chain", "sizes", "same", "act", "require", "norms", "description",
     "pinned", "tied", "family", "check", "assumes", "either", "models",
@@ -272,6 +273,7 @@ def _entry(text: str) -> tuple[str, frozenset[Role]]:
     return " ".join(words), frozenset(roles)
 
 
+# The end of a rule: names of modules where it doesn't hold.
 _UNLESS = r"(?:\s+unless\s+(.+?))?\s*"
 
 

@@ -80,6 +80,7 @@ def cover_tensors(
     """
     table = LineTable(lines)
     whole = integers(shapes)
+    # Integers that mirror a weight, a mask of a pruned layer for one, are cut as that is.
     mirrored = {(_module(n), shapes[n]) for n in shapes if n not in whole} if whole else set()
     tensors: list[str] = []
     for name in names:
@@ -142,6 +143,7 @@ def identify(
             if not rule.if_sizes_agree or (sizes and sizes.get(left) == sizes.get(space)):
                 renamed[space] = left
 
+    # s1 = s0 and s2 = s1 make all three s0, in whatever order the rules come.
     table = {space: _root(space, renamed) for space in used}
     for cover in everyone:
         cover.axes = [rename_units(axis, table) for axis in cover.axes]

@@ -51,7 +51,7 @@ def solve_sizes(
             for space, size in (solved or {}).items():
                 if space not in PINNED:  # `in` and `out` may differ from tensor to tensor
                     sizes[space], origin[space] = size, f"{cover.name} axis {dim}"
-        if len(left) == len(pending):
+        if len(left) == len(pending):  # a round that has told nothing: no other will
             cover, dim = left[0]
             unknown = [u for u in axis_units(cover.axes[dim]) if u not in sizes]
             raise IncompatibleModels(

@@ -62,6 +62,7 @@ def _line_for(
     """
     names = (name, *chain.from_iterable(tensor.aliases for tensor in tensors))
     matrix = next((t for t in tensors if len(t.axes) > 1), None)
+    # What a line could say of them; which of these it does say is tried out.
     if matrix is None:
         lines = [WrittenLine(names, (tensors[0].axes[0].expr,))]
     else:
@@ -75,6 +76,7 @@ def _line_for(
 
 def _says(line: WrittenLine, tensors: Sequence[GraphTensor]) -> bool:
     """Whether the format reads `line` as the graph has it; roles count where units are free."""
+    # By the reader of the format itself: no second opinion on what a line means can drift from it.
     text = f" {line.arrow} ".join(map(spell, line.axes))
     (spec,) = parse_specs(f'layers: {{"{line.names[0]}": "{text}"}}', where="", name="")
     names = [tensor.name for tensor in tensors]

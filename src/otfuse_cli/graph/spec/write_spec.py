@@ -20,6 +20,7 @@ from .bind import bind
 from .grammar import parse_specs
 from .spec_lines import LAYERS, WrittenLine, spec_lines, spell
 
+# Reasons that the format's own pinned spaces say.
 _SAID = {"input": "in", "indexed": "in", "output": "out"}
 _WORDS = ("null", "true", "false", "yes", "off")  # YAML reads these as something else
 
@@ -31,6 +32,7 @@ def write_spec(graph: LayerGraph) -> str:
     pinned axes; names of spaces are shorter, and fewer kinds of map may be promised.
     """
     graph = without_vectors(graph)
+    # With `act: relu` binding adds activations and promises scale maps: only where that is so.
     named = _renamed(graph)
     lines = spec_lines(named)
     relu = _text(named, lines, "relu")
@@ -180,7 +182,7 @@ def _sizes(graph: LayerGraph) -> dict[str, int]:
             if solved is None:
                 left.append((axis, length))
             sizes |= solved or {}
-        if len(left) == len(pending):
+        if len(left) == len(pending):  # as binding will find it: a size has to be given
             space = next(u for u in axis_units(left[0][0]) if u not in sizes)
             needed[space] = sizes[space] = graph.spaces[space].size
         pending = left

@@ -40,6 +40,7 @@ def emit(
 ) -> LayerGraph:
     """Name what was found."""
     rename = dict(name_map or {})
+    # First the roles, which pin what can't move; then names, which tell pinned from free.
     roles = settled_roles(propagation)
     names = _name_spaces(propagation, rename)
     members = find_families(_contexts(propagation))
