@@ -130,7 +130,7 @@ def _ranks(returned: object) -> list[int]:
     return [tensor.ndim for tensor in pick_outputs(returned)]
 
 
-def require_finite(tensor: Tensor, at: Tensor | None, where: str) -> None:
+def require_finite_samples(tensor: Tensor, at: Tensor | None, where: str) -> None:
     """Refuse samples that hold no numbers; `at` gives their places in the file, where drawn.
 
     Raises:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import UsageError
 from .factory import Network
-from .fit_samples import cast, checked_labels, fit_to_network, require_finite, require_ids
+from .fit_samples import cast, checked_labels, fit_to_network, require_finite_samples, require_ids
 from .inputs import (
     Slot,
     accepted_keywords,
@@ -126,7 +126,7 @@ def _assemble(
         drawn = stored if at is None else stored[at]
         tensor = cast(drawn, slot, where)
         fitted[name] = fit_to_network(tensor, slot, network, where, shapes)
-        require_finite(fitted[name], at, where)
+        require_finite_samples(fitted[name], at, where)
         if name in limits:
             require_ids(fitted[name], limits[name], where)
     args = [slot for slot in wanted if slot.position is not None]
