@@ -17,7 +17,7 @@ from otfuse_cli.graph.trace import atoms
 from otfuse_cli.graph.trace.atoms import Atom, Form, Plus, Times, head
 from otfuse_cli.graph.trace.call import Label, Value
 from otfuse_cli.graph.trace.deferred import is_settled
-from otfuse_cli.graph.trace.propagate import Propagation, Step, label_operations
+from otfuse_cli.graph.trace.label_operations import Propagation, Step, label_operations
 
 
 @dataclass

@@ -141,11 +141,11 @@ def test_a_graft_gives_so_many_units_to_other_parents(given):
     parents = []
     for seed, widths, weight in ((1, NARROW, 0.7), (0, WIDE, 0.3)):
         net = randomise(Mlp(widths), seed)
-        program = labelled_program(export(net, (inputs(),))[0], batch=200)
+        program = labelled_program(export(net, (inputs(),)), batch=200)
         parents.append(Parent(program, state(net), weight, trace(net, (inputs(),), {}, source="")))
     space = next(iter(parents[0].graph.free())).id
     units = torch.cat([nn.functional.linear(inputs(), p.tensors["fc1.weight"]) for p in parents], 1)
-    chosen = choose_written(parents, space, (units.T @ units).double(), 10, given=given)
+    chosen = choose_written(parents, space, (units.T @ units).double(), 10, other_share=given)
     assert len(chosen) == 10
     assert int((chosen >= 10).sum()) == round(10 * given)
 

@@ -250,7 +250,7 @@ def test_a_permuted_twin_of_any_network_returns_the_original(name, tmp_path, mon
     assert shapes.keys() == twin.keys()
     fused, report = otfuse_cli.merge(twin, original, arch=f"{path}:make")
     assert report.checks.function == "kept"
-    from otfuse_cli.running.acid import function_change
+    from otfuse_cli.running.function_change import function_change
 
     full = {**original, **fused}
     for tensor in graph.tensors.values():

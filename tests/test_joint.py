@@ -209,7 +209,7 @@ def side_by_side(weights, states):
     net = nets.Mlp((6, 8, 4, 3))
     x = (torch.randn(4, 6),)
     graph = trace(net, x, source="mlp")
-    program = labelled_program(export(net, x)[0], batch=4, graph=graph)
+    program = labelled_program(export(net, x), batch=4, graph=graph)
     return [Parent(program, s, w, graph) for s, w in zip(states, weights, strict=True)]
 
 

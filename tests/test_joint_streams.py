@@ -75,7 +75,7 @@ def test_two_parents_fit_better_than_their_average(tmp_path):
 def vit_program():
     module, inputs = made("vit")
     graph, _ = known("vit")
-    exported, _ = export(module, (), inputs)
+    exported = export(module, (), inputs)
     program = labelled_program(exported, batch=2, graph=graph)
     return program, dict(module.state_dict()), Samples((), inputs)
 

@@ -154,7 +154,7 @@ def test_a_refit_writes_the_statistics_of_what_norms_are_given(name):
     )
     net = network(name, 0)
     net.load_state_dict(fused)
-    alone = {fit.name for fit in norm_fits(labelled_program(export(net, (inputs(),))[0], batch=60))}
+    alone = {fit.name for fit in norm_fits(labelled_program(export(net, (inputs(),)), batch=60))}
     fitted = {fit.layer for fit in report.refits}
     for norm, (mean, variance) in statistics(net, inputs()).items():
         torch.testing.assert_close(fused[f"{norm}.running_mean"], mean, rtol=1e-3, atol=1e-4)
@@ -167,7 +167,7 @@ def test_a_refit_writes_the_statistics_of_what_norms_are_given(name):
 @EVERY
 def test_calibration_gives_every_norm_the_statistics_of_what_it_is_given(name):
     net, other, data = network(name, 0), network(name, 1), inputs(48)
-    program = labelled_program(export(net, (data,))[0], batch=48)
+    program = labelled_program(export(net, (data,)), batch=48)
     tensors = state(other)
     runtime = Runtime("cpu", 0)
     assert re_estimate(program, tensors, Samples((data,)), runtime=runtime, most_bytes=1 << 30)
@@ -180,7 +180,7 @@ def test_calibration_gives_every_norm_the_statistics_of_what_it_is_given(name):
 @EVERY
 def test_rescaling_gives_what_norms_give_the_moments_of_a_lone_parent(name):
     net, other, data = network(name, 0), network(name, 1), inputs(48)
-    program = labelled_program(export(net, (data,))[0], batch=48)
+    program = labelled_program(export(net, (data,)), batch=48)
     tensors = state(other)
     parent = Parent(program, state(net), 1.0, traced(net))
     more = {"runtime": Runtime("cpu", 0), "most_bytes": 1 << 30}
@@ -209,7 +209,7 @@ def test_joint_fusion_with_a_permuted_twin_keeps_the_function(name):
 def test_units_are_seen_behind_the_norm_that_belongs_to_their_activation():
     net = network("Behind", 0)
     data = inputs(10)
-    program = labelled_program(export(net, (data,))[0], batch=10)
+    program = labelled_program(export(net, (data,)), batch=10)
     tensors = state(net)
     seen = observe(program, tensors, traced(net), Samples((data,)), device="cpu", post=True, seed=0)
     with torch.no_grad():

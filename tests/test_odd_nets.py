@@ -13,7 +13,7 @@ from nets import randomise
 from otfuse_cli.errors import IncompatibleModels, SolveFailed
 from otfuse_cli.graph.axes import axis_units
 from otfuse_cli.graph.trace.from_module import trace
-from otfuse_cli.running import acid
+from otfuse_cli.running import function_change
 from otfuse_cli.running.acid import acid_test, leave_one_out, redraw
 from otfuse_cli.running.architecture import architecture
 from otfuse_cli.running.factory import build
@@ -153,7 +153,7 @@ def test_a_wrong_graph_shows_at_any_precision(name):
 )
 def test_a_merge_allows_for_the_precision_of_the_network(name, change, kept, monkeypatch):
     twin, original = twins(name)
-    monkeypatch.setattr(acid, "function_change", lambda *_, **__: change)
+    monkeypatch.setattr(function_change, "function_change", lambda *_, **__: change)
     if kept:
         _, report = otfuse_cli.merge(twin, original, arch=f"odd_nets:{name}", matcher="sweep")
         assert report.checks.max_error == change

@@ -16,7 +16,7 @@ from otfuse_cli.errors import OutputRefused, UsageError
 from otfuse_cli.plot import save
 from otfuse_cli.plot.charts import HeatMap, LineChart, Picture, Series
 from otfuse_cli.plot.page import page
-from otfuse_cli.plot.save import line_plot, write_picture
+from otfuse_cli.plot.save import write_picture
 
 HOSTILE = "</script><img src=x onerror=alert(1)> $x_$"
 BROWSER = next(
@@ -164,21 +164,6 @@ def in_browser(path, home):
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={home / 'profile'}"]
     line = [BROWSER, *options, "--virtual-time-budget=5000", "--dump-dom", path.as_uri()]
     return subprocess.run(line, capture_output=True, text=True, timeout=120, check=True).stdout
-
-
-def test_line_plot(tmp_path):
-    series = {"fused": ([0, 0.5, 1], [90, None, 92.5]), "plain": ([0, 1], [90, 92.5])}
-    line_plot(tmp_path / "c.html", series, "w", "accuracy, %", "Accuracy", note="two nets")
-    chart = json.loads(Tags((tmp_path / "c.html").read_text()).data)["lines"][0]
-    assert (chart["xlabel"], chart["ylabel"]) == ("w", "accuracy, %")
-    assert [s["y"] for s in chart["series"]] == [[90, None, 92.5], [90, 92.5]]
-
-
-@pytest.mark.parametrize("curve", [([0, 1], [1]), ([0, float("nan")], [1, 2])])
-def test_line_plot_refuses_what_is_no_curve(tmp_path, curve):
-    with pytest.raises(ValueError, match="fused: x and y"):
-        line_plot(tmp_path / "c.html", {"fused": curve}, "w", "%", "Accuracy")
-    assert not (tmp_path / "c.html").exists()
 
 
 def test_unknown_suffix(tmp_path):

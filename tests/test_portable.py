@@ -25,8 +25,9 @@ from otfuse_cli.checkpoint.formats.dcp import is_plain_name
 from otfuse_cli.checkpoint.publication import Publication
 from otfuse_cli.errors import UnreadableInput
 from otfuse_cli.output_names import is_folder_name, named_suffix
-from otfuse_cli.running.factory import build, find_callable, names_a_module, split_spec
+from otfuse_cli.running.factory import build
 from otfuse_cli.running.sample_files import read_entries
+from otfuse_cli.running.user_code import find_callable, names_a_module, split_spec
 from test_publication import mlp, snapshot
 
 _POSIX = (

@@ -207,14 +207,14 @@ def test_scores_are_what_comes_before_functions_that_keep_their_order(end, conv)
     else:
         net, data = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)), (2, 6)
     whole = nn.Sequential(net, end).eval()
-    program = labelled_program(export(whole, (torch.randn(data),))[0], batch=2)
+    program = labelled_program(export(whole, (torch.randn(data),)), batch=2)
     last = fits(program)[0][-1]
     assert scores(program) == last.target == last.layer.node
 
 
 def test_no_layer_makes_scores_that_another_function_changes():
     net = nn.Sequential(nn.Linear(6, 4), nn.ReLU())
-    program = labelled_program(export(net, (torch.randn(2, 6),))[0], batch=2)
+    program = labelled_program(export(net, (torch.randn(2, 6),)), batch=2)
     assert scores(program) not in {fit.target for fit in fits(program)[0]}
 
 
@@ -238,7 +238,7 @@ def test_rows_times_weight_is_the_layer(layer):
     space = layer.weight.dim() - 2
     inputs = draw(3, channels, *sides.get(space, ())) if space else draw(3, 6, 7)
     module = nn.Sequential(layer)
-    program = labelled_program(export(module, (inputs,))[0], batch=3)
+    program = labelled_program(export(module, (inputs,)), batch=3)
     (fit,), shared = fits(program)
     assert not shared
     expected = layer(inputs)

@@ -62,7 +62,7 @@ def targets(name, source, anchor, map: Map, shares=None, weights=(0.7, 0.3)):
     x = torch.randn(COUNT, *NETS[name][1], generator=torch.Generator().manual_seed(3))
     parents = []
     for net, weight in zip((anchor, source), weights, strict=True):
-        program = labelled_program(export(net, (x,))[0], batch=COUNT)
+        program = labelled_program(export(net, (x,)), batch=COUNT)
         graph = trace(net, (x,), {}, source="here")
         parents.append(Parent(program, state(net), weight, graph))
     space = next(iter(parents[0].graph.free())).id

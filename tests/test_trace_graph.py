@@ -13,9 +13,10 @@ from torch import Tensor, nn
 import zoo
 from otfuse_cli.errors import ExitCode, IncompatibleModels
 from otfuse_cli.graph.axes import Fixed, Prod, Unit
-from otfuse_cli.graph.model import LayerGraph, OpKind, Role, first_difference
+from otfuse_cli.graph.model import LayerGraph, OpKind, Role
 from otfuse_cli.graph.trace.from_module import export, graph_from_program, trace
-from otfuse_cli.running.acid import acid_test, function_change
+from otfuse_cli.running.acid import acid_test
+from otfuse_cli.running.function_change import function_change
 from otfuse_cli.running.relabel import draw_maps, relabel_state
 
 
@@ -80,18 +81,6 @@ def test_operations_in_execution_order(graph: LayerGraph) -> None:
     assert [str(a) for a in (*graph.ops[3].reads, graph.ops[3].writes)] == [
         "0.weight:0 * 9", "4.weight:0",
     ]  # fmt: skip
-
-
-def test_taps_are_what_hooks_see(graph: LayerGraph) -> None:
-    seen: dict[str, Tensor] = {}
-    module = chain().eval()
-    for path, child in module.named_modules():
-        child.register_forward_hook(lambda m, a, y, path=path: seen.update({path: y}))
-    module(*IMAGE)
-    assert [tap.module for tap in graph.taps] == ["0", "1", "2", "3", "4", "5"]
-    for tap in graph.taps:
-        size = 72 if tap.module == "3" else graph.sizes[str(tap.expr)]
-        assert seen[tap.module].shape[tap.axis] == size
 
 
 class WrittenOut(nn.Module):
@@ -250,10 +239,10 @@ def test_names_follow_the_checkpoint() -> None:
 
 
 def test_a_saved_program_gives_the_same_graph(tmp_path: Any, graph: LayerGraph) -> None:
-    program, _ = export(chain(), IMAGE)
+    program = export(chain(), IMAGE)
     torch.export.save(program, tmp_path / "chain.pt2")
     loaded = graph_from_program(torch.export.load(tmp_path / "chain.pt2"))
-    assert loaded == replace(graph, taps=(), source="")
+    assert loaded == replace(graph, source="")
 
 
 def test_a_program_with_a_free_batch_size_gives_the_same_graph(graph: LayerGraph) -> None:
@@ -261,7 +250,7 @@ def test_a_program_with_a_free_batch_size_gives_the_same_graph(graph: LayerGraph
     program = torch.export.export(
         chain().eval(), (torch.zeros(4, 3, 5, 5),), dynamic_shapes=({0: batch},)
     )
-    assert graph_from_program(program) == replace(graph, taps=(), source="")
+    assert graph_from_program(program) == replace(graph, source="")
 
 
 def test_a_shape_that_depends_on_the_data_is_refused() -> None:
@@ -293,15 +282,6 @@ def test_what_the_module_prints_goes_to_stderr(capsys: pytest.CaptureFixture[str
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "hello" in captured.err
-
-
-def test_another_structure_is_refused_with_the_first_difference() -> None:
-    x = (torch.zeros(2, 3),)
-    two = trace(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), x)
-    wide = trace(nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2)), x)
-    other = trace(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5)), x)
-    assert first_difference(two, wide) is None
-    assert first_difference(two, other) == "2.weight axis 0 (output): source 2, anchor 5"
 
 
 class Branch(nn.Linear):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import zoo
-from otfuse_cli.graph.model import Role, first_difference
+from otfuse_cli.graph.model import Role
 from otfuse_cli.graph.trace.from_module import trace
 from otfuse_cli.graph.trace.rules import RULES
 from otfuse_cli.graph.trace.rules.table import Entry
@@ -52,13 +52,14 @@ def test_zoo(name: str) -> None:
 
     wide, args, kwargs = zoo.make(name, 2)
     other = trace(wide, args, kwargs)
-    assert first_difference(graph, other) is None
     assert list(graph.spaces) == list(other.spaces)
     assert [s.per for s in graph.spaces.values()] == [s.per for s in other.spaces.values()]
     assert graph.ops == other.ops
-    assert graph.taps == other.taps
-    assert {t.name: [a.roles for a in t.axes] for t in graph.tensors.values()} == {
-        t.name: [a.roles for a in t.axes] for t in other.tensors.values()
+    assert [s.size for s in graph.spaces.values() if s.pinned is not None] == [
+        s.size for s in other.spaces.values() if s.pinned is not None
+    ]
+    assert {t.name: t.axes for t in graph.tensors.values()} == {
+        t.name: t.axes for t in other.tensors.values()
     }
 
 

@@ -1,4 +1,4 @@
-"""The weighted average of aligned models, one tensor at a time (DESIGN section 3, Average).
+"""The weighted average of aligned models, one tensor at a time (docs/methods/average.md).
 
 F = anchor + sum_k w_k (aligned_k - anchor) in float32 (float64 if any input is), so that equal
 values stay equal. Integer and bool tensors are never averaged.
@@ -48,13 +48,13 @@ def average(
     Raises:
         SolveFailed: The result doesn't fit `dtype` (overflow).
     """
-    own = anchor.stored(name)
-    if not own.is_floating_point() and not own.is_complex():
-        return _kept(name, own, sources)
+    anchor_tensor = anchor.stored(name)
+    if not anchor_tensor.is_floating_point() and not anchor_tensor.is_complex():
+        return _kept(name, anchor_tensor, sources)
     if not sources:
-        return stored(name, own, dtype)
+        return stored(name, anchor_tensor, dtype)
     if len(sources) == 1 and sources[0].weight == 1.0:
-        return stored(name, _moved(name, sources[0], own, exact=True), dtype)
+        return stored(name, _moved(name, sources[0], anchor_tensor, exact=True), dtype)
     base = anchor.read(name)
     feed = name if repair is None else repair.means.get(name, name)
     shares = shares_of(feed, anchor, sources)
@@ -71,6 +71,7 @@ def average(
             total = None if total is None else total.double()
         if norms is not None:
             norms.add(share, moved)
+        # Differences from the anchor: where all values are equal, they are zero to the last bit.
         term = (moved.to(base.dtype) - base).mul_(share)
         total = term if total is None else total.add_(term)
     assert total is not None
@@ -79,13 +80,16 @@ def average(
         total = norms.restore(total)
     if repair is not None and name in repair.feeds:
 
-        def models(weight: str) -> Models:
+        def counting(weight: str) -> Models:
             before = sources if feeding is None else feeding(weight)
             shares = shares_of(weight, anchor, before)
-            moving = [(s.model, s.alignment, w) for s, w in zip(before, shares, strict=True)]
-            return [(anchor, None, 1.0 - sum(shares)), *moving]
+            models: list[tuple[Model, Alignment | None, float]] = []
+            models.append((anchor, None, 1.0 - sum(shares)))
+            for source, share in zip(before, shares, strict=True):
+                models.append((source.model, source.alignment, share))
+            return models
 
-        total = fused_variance(total, name, repair.feeds[name], models, restored=repair.rows)
+        total = fused_variance(total, name, repair.feeds[name], counting, restored=repair.rows)
     return stored(name, total, dtype)
 
 
@@ -94,13 +98,15 @@ def shares_of(name: str, anchor: Model, sources: Sequence[Aligned]) -> list[floa
     return effective(name, anchor.graph, [(s.alignment, s.weight) for s in sources])
 
 
-def _kept(name: str, own: torch.Tensor, sources: Sequence[Aligned]) -> torch.Tensor:
+def _kept(name: str, anchor_tensor: torch.Tensor, sources: Sequence[Aligned]) -> torch.Tensor:
     """Counters take the maximum, other integers and flags are the anchor's."""
     if name.rpartition(".")[2] != "num_batches_tracked":
-        return own
+        return anchor_tensor
     for source in sources:
-        own = torch.maximum(own, source.model.stored(name).to(own.dtype))
-    return own
+        anchor_tensor = torch.maximum(
+            anchor_tensor, source.model.stored(name).to(anchor_tensor.dtype)
+        )
+    return anchor_tensor
 
 
 def _moved(name: str, source: Aligned, anchor: torch.Tensor, *, exact: bool) -> torch.Tensor:
@@ -118,15 +124,15 @@ def stored(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     Raises:
         SolveFailed: A value is larger than the dtype can hold.
     """
-    found = tensor.to("cpu", dtype)
-    if dtype != tensor.dtype and not is_finite(found):
+    written = tensor.to("cpu", dtype)
+    if dtype != tensor.dtype and not is_finite(written):
         raise SolveFailed(
             "a fused tensor overflows",
             where=f"{name}, stored as {str(dtype).removeprefix('torch.')}",
             why="a value is larger than the dtype can hold",
             fix="use --dtype float32",
         )
-    return found
+    return written
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..graph.analysis.batch_norms import Norm
 from ..graph.analysis.fit_targets import Fit, NormFit, fits, norm_fits
 from ..graph.trace.program import Program
 from ..matching.apply import transport_value
@@ -22,7 +23,7 @@ from ..runtime import Runtime
 from .lockstep import Lockstep, Parent
 from .patches import along_outputs
 
-_SMALL = 1e-12
+_SMALL = 1e-12  # a deviation of a unit that says the same on every input: it has no scale
 
 
 def re_estimate(
@@ -35,20 +36,20 @@ def re_estimate(
     most_bytes: int,
 ) -> bool:
     """Set every BatchNorm's running statistics, in place; False where there is none."""
-    layered = (fit.norm for fit in fits(program)[0] if fit.norm is not None)
-    plan = [
-        norm
-        for norm in (*layered, *(fit.norm for fit in norm_fits(program)))
-        if left.isdisjoint(norm.tensors.values())
-    ]
+    plan: list[Norm] = []
+    every: list[Fit | NormFit] = [*fits(program)[0], *norm_fits(program)]
+    for fit in every:
+        if fit.norm is not None and left.isdisjoint(fit.norm.tensors.values()):
+            plan.append(fit.norm)
+    # In execution order: each norm is given what the corrected ones before it make.
     plan.sort(key=lambda norm: program.position[norm.node])
     lockstep = Lockstep((), program, fused, samples, device=runtime.device, most_bytes=most_bytes)
     for at, norm in enumerate(plan):
         runtime.progress("calibrate", at, len(plan))
-        own = _Moments()
+        moments = _Moments()
         for stop in lockstep.stops((), norm.node):
-            own.add(_rows(lockstep.cut(stop.fused[norm.input], stop), 1))
-        for part, value in (("running_mean", own.mean), ("running_var", own.variance)):
+            moments.add(_rows(lockstep.cut(stop.fused[norm.input], stop), 1))
+        for part, value in (("running_mean", moments.mean), ("running_var", moments.variance)):
             name = norm.tensors[part]
             fused[name] = value.to(fused[name])
     return bool(plan)
@@ -78,27 +79,28 @@ def rescale(
         most_bytes: Memory for what stopped passes hold.
     """
     every: list[Fit | NormFit] = [*fits(program)[0], *norm_fits(program)]
-    plan = [
-        fit for fit in every if _own(fit) not in program.outputs and left.isdisjoint(fit.tensors)
-    ]
-    plan.sort(key=lambda fit: program.position[_own(fit)])
-    keep = frozenset(_own(fit) for fit in plan)
+    plan: list[Fit | NormFit] = []
+    for fit in every:
+        if _value(fit) not in program.outputs and left.isdisjoint(fit.tensors):
+            plan.append(fit)
+    plan.sort(key=lambda fit: program.position[_value(fit)])
+    keep = frozenset(_value(fit) for fit in plan)
     lockstep = Lockstep(
         parents, program, fused, samples, device=runtime.device, keep=keep, most_bytes=most_bytes
     )
     for at, fit in enumerate(plan):
         runtime.progress("calibrate", at, len(plan))
-        own = _own(fit)
-        mine = _Moments()
-        theirs = [_Moments() for _ in parents]
+        value_name = _value(fit)
+        fused_moments = _Moments()
+        parent_moments = [_Moments() for _ in parents]
         first = fit.norm.node if isinstance(fit, NormFit) else fit.layer.node
-        for stop in lockstep.stops([own], first):
-            mine.add(_rows(lockstep.cut(stop.fused.to(own), stop), _channel(fit)))
-            for moments, walk in zip(theirs, stop.parents, strict=True):
-                moments.add(_rows(lockstep.cut(walk[own], stop), _channel(fit)))
-        goal = _goal(parents, theirs, own, _channel(fit))
-        gain, shift = _correct(fit, fused, mine, *goal)
-        lockstep.adjust(own, gain, shift, channel=_channel(fit))
+        for stop in lockstep.stops([value_name], first):
+            fused_moments.add(_rows(lockstep.cut(stop.fused.to(value_name), stop), _channel(fit)))
+            for moments, walk in zip(parent_moments, stop.parents, strict=True):
+                moments.add(_rows(lockstep.cut(walk[value_name], stop), _channel(fit)))
+        goal = _goal(parents, parent_moments, value_name, _channel(fit))
+        gain, shift = _correct(fit, fused, fused_moments, *goal)
+        lockstep.adjust(value_name, gain, shift, channel=_channel(fit))
     return bool(plan)
 
 
@@ -125,7 +127,7 @@ class _Moments:
         return (torch.as_tensor(self.square / self.count) - self.mean.square()).clamp(min=0)
 
 
-def _own(fit: Fit | NormFit) -> str:
+def _value(fit: Fit | NormFit) -> str:
     return fit.norm.node if fit.norm is not None else fit.layer.node
 
 
@@ -139,42 +141,41 @@ def _rows(value: Tensor, channel: int) -> Tensor:
 
 
 def _goal(
-    parents: Sequence[Parent], theirs: Sequence[_Moments], own: str, at: int
+    parents: Sequence[Parent], parent_moments: Sequence[_Moments], value_name: str, at: int
 ) -> tuple[Tensor, Tensor]:
     """Weighted mean of the parents' means and deviations, on the anchor's units."""
-    mean = torch.zeros_like(theirs[0].mean)
+    mean = torch.zeros_like(parent_moments[0].mean)
     deviation = torch.zeros_like(mean)
-    for parent, moments in zip(parents, theirs, strict=True):
-        found = [moments.mean, moments.variance.sqrt()]
+    for parent, moments in zip(parents, parent_moments, strict=True):
+        statistics = [moments.mean, moments.variance.sqrt()]
         if parent.alignment is not None:
-            axis = (parent.program.axes[own][at],)
-            kept = [theirs[0].mean, theirs[0].variance.sqrt()]
-            found = [
-                transport_value(v, axis, parent.graph, parent.alignment, anchor=k)
-                for v, k in zip(found, kept, strict=True)
-            ]
-        mean = mean + parent.weight * found[0]
-        deviation = deviation + parent.weight * found[1]
+            axis = (parent.program.axes[value_name][at],)
+            kept = [parent_moments[0].mean, parent_moments[0].variance.sqrt()]
+            for at_part, anchor in enumerate(kept):
+                statistics[at_part] = transport_value(
+                    statistics[at_part], axis, parent.graph, parent.alignment, anchor=anchor
+                )
+        mean = mean + parent.weight * statistics[0]
+        deviation = deviation + parent.weight * statistics[1]
     return mean, deviation
 
 
 def _correct(
-    fit: Fit | NormFit, fused: dict[str, Tensor], mine: _Moments, mean: Tensor, deviation: Tensor
+    fit: Fit | NormFit, fused: dict[str, Tensor], moments: _Moments, mean: Tensor, deviation: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Scale and shift the layer (or the norm after it); what that does to its outputs."""
-    own = mine.variance.sqrt()
-    gain = torch.where(own > _SMALL, deviation / own.clamp(min=_SMALL), 1.0)
+    present = moments.variance.sqrt()
+    gain = torch.where(present > _SMALL, deviation / present.clamp(min=_SMALL), 1.0)
     if fit.norm is not None:
         weight, bias = fit.norm.tensors["weight"], fit.norm.tensors["bias"]
         fused[weight] = (fused[weight].double() * gain).to(fused[weight])
     else:
-        weight, found = fit.layer.weight, fit.layer.bias
-        fused[weight] = (fused[weight].double() * along_outputs(gain, fused[weight], fit.layer)).to(
-            fused[weight]
-        )
-        if found is None:
+        weight, layer_bias = fit.layer.weight, fit.layer.bias
+        rows = along_outputs(gain, fused[weight], fit.layer)
+        fused[weight] = (fused[weight].double() * rows).to(fused[weight])
+        if layer_bias is None:
             return gain, torch.zeros_like(gain)
-        bias = found
-    shift = mean - gain * mine.mean
+        bias = layer_bias
+    shift = mean - gain * moments.mean
     fused[bias] = (gain * fused[bias].double() + shift).to(fused[bias])
     return gain, shift

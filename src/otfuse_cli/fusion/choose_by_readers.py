@@ -30,7 +30,7 @@ def choose_written(
     gram_UU: Tensor,
     most: int,
     *,
-    given: float | None = None,
+    other_share: float | None = None,
 ) -> Tensor:
     """The units of a space that stay; where no layer reads them, those that explain the others.
 
@@ -39,13 +39,13 @@ def choose_written(
         space: Of units that are made one by one.
         gram_UU: Inner products of what the units of all parents do, float64.
         most: M.
-        given: Share of M for units of parents after the first; None: whichever are best.
+        other_share: Share of M for units of parents after the first; None: whichever are best.
 
     Returns:
         M indices in ascending order.
     """
     counts = [p.graph.spaces[space].size for p in parents]
-    quotas = () if given is None else _quotas(counts, most, given)
+    quotas = () if other_share is None else _quotas(counts, most, other_share)
     write_dU = written(parents, space, gram_UU)
     if write_dU is not None:
         return choose_units(gram_UU, write_dU, most, quotas)
@@ -53,12 +53,12 @@ def choose_written(
     return choose_pivots(gram_UU, torch.cat(shares).to(gram_UU), most, quotas)
 
 
-def _quotas(counts: Sequence[int], most: int, given: float) -> Quotas:
+def _quotas(counts: Sequence[int], most: int, other_share: float) -> Quotas:
     """First the best of the first parent's units, then the best of the others' beside them."""
     first_U = torch.arange(sum(counts)) < counts[0]
-    others = min(round(given * most), sum(counts) - counts[0])
-    own = min(most - others, counts[0])
-    return ((first_U, own), (~first_U, most - own))
+    others = min(round(other_share * most), sum(counts) - counts[0])
+    firsts = min(most - others, counts[0])
+    return ((first_U, firsts), (~first_U, most - firsts))
 
 
 def written(parents: Sequence[Parent], space: str, gram_UU: Tensor) -> Tensor | None:
@@ -74,16 +74,16 @@ def written(parents: Sequence[Parent], space: str, gram_UU: Tensor) -> Tensor | 
     for name, dim in graph.members[space]:
         if graph.tensors[name].axes[dim].roles != {Role.CONSUME} or name not in readers[0]:
             continue
-        own = [
-            _read(parent, fit[name], dim, space).to(gram_UU)
-            for parent, fit in zip(parents, readers, strict=True)
-        ]
+        writes: list[Tensor] = []
+        for parent, fit in zip(parents, readers, strict=True):
+            writes.append(_read(parent, fit[name], dim, space).to(gram_UU))
         if ends_at_outputs(parents[0].graph, name):
-            whole = [p.weight * write for p, write in zip(parents, own, strict=True)]
+            whole = [p.weight * write for p, write in zip(parents, writes, strict=True)]
             parts.append(_at_power(torch.cat(whole, 1), gram_UU, 1.0))
             continue
+        # A hidden layer of one parent reads nothing of the others: zeros in their columns.
         start = 0
-        for parent, write, count in zip(parents, own, counts, strict=True):
+        for parent, write, count in zip(parents, writes, counts, strict=True):
             apart = write.new_zeros(len(write), sum(counts))
             apart[:, start : start + count] = write
             parts.append(_at_power(apart, gram_UU, parent.weight))
@@ -98,22 +98,21 @@ def _read(parent: Parent, fit: Fit, dim: int, space: str) -> Tensor:
         gain, variance = (tensors[fit.norm.tensors[part]] for part in ("weight", "running_var"))
         gain = gain * (variance + fit.norm.eps).rsqrt()
         weight = weight * along_outputs(gain, weight, fit.layer)
-    exprs = [axis.expr for axis in parent.graph.tensors[fit.layer.weight].axes]
+    exprs = parent.graph.tensors[fit.layer.weight].exprs
     rows = unfold(weight, exprs, dim, space, parent.graph.sizes)
     return torch.cat([r.flatten(1) for r in rows], 1).T
 
 
 def ends_at_outputs(graph: LayerGraph, name: str) -> bool:
     """Whether the outputs of a layer are no units that could be chosen: the parents' add up."""
-    return all(
-        graph.spaces[unit].pinned is not None
-        for axis in graph.tensors[name].axes
-        if Role.PRODUCE in axis.roles
-        for unit in axis_units(axis.expr)
-    )
+    for axis in graph.tensors[name].axes:
+        free = any(graph.spaces[unit].pinned is None for unit in axis_units(axis.expr))
+        if free and Role.PRODUCE in axis.roles:
+            return False
+    return True
 
 
 def _at_power(write_dU: Tensor, gram_UU: Tensor, power: float) -> Tensor:
     """Scaled so that what is written has this power."""
-    own = float(((write_dU @ gram_UU) * write_dU).sum())
-    return write_dU * (power / own) ** 0.5 if own > 0 else write_dU
+    present = float(((write_dU @ gram_UU) * write_dU).sum())
+    return write_dU * (power / present) ** 0.5 if present > 0 else write_dU

@@ -8,7 +8,6 @@ from functools import cached_property
 
 import torch
 
-from ..checkpoint.names import TensorInfo
 from ..graph.derived_tensors import POWER
 from ..graph.model import Derived
 from ..matching.models import Model
@@ -45,7 +44,10 @@ class Fused:
 
     @cached_property
     def _derived(self) -> dict[str, Derived]:
-        return {name: d for d in self.anchor.graph.derived for name in d.tensors}
+        by_name: dict[str, Derived] = {}
+        for derived in self.anchor.graph.derived:
+            by_name.update(dict.fromkeys(derived.tensors, derived))
+        return by_name
 
     def tensor(self, name: str, *, dtype: torch.dtype) -> torch.Tensor:
         """One tensor, stored as `dtype`, on the CPU.
@@ -55,7 +57,7 @@ class Fused:
         """
         if name in self._derived:
             return self._recomputed(name, dtype)
-        if name in self.better:
+        if name in self.better:  # fitted or calibrated: the average is only where that began
             return stored(name, self.better[name], dtype)
         blocks = self._by_rows(name)
         if blocks is not None:
@@ -85,8 +87,8 @@ class Fused:
         """
         if name in self.better or name in self._derived:
             return None
-        found = self._by_rows(name)
-        return None if found is None else found.blocks(dtype)
+        row_average = self._by_rows(name)
+        return None if row_average is None else row_average.blocks(dtype)
 
     def _recomputed(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         """A tensor that is a function of a fused one: of that as it is stored.
@@ -97,13 +99,14 @@ class Fused:
         sources = self.selection.of(derived.source, self.sources)
         infos = self.whole.checkpoint.infos
         keep = dtype == infos[name].dtype
-        values = {
-            n: self.tensor(n, dtype=infos[n].dtype if keep or not _floats(infos[n]) else dtype)
-            for n in derived.sources
-        }
+        values: dict[str, torch.Tensor] = {}
+        for source in derived.sources:
+            as_stored = keep or not infos[source].dtype.is_floating_point
+            values[source] = self.tensor(source, dtype=infos[source].dtype if as_stored else dtype)
         if self.better.keys().isdisjoint(values):
             if len(sources) == 1 and sources[0].weight == 1.0:
                 return average(name, self.anchor, sources, dtype=dtype)
+            # What belongs to the anchor's weight fits it better than anything computed here.
             if all(torch.equal(t, self._own(n, t.dtype)) for n, t in values.items()):
                 return self._own(name, dtype)
         if derived.kind != POWER:
@@ -124,7 +127,3 @@ class Fused:
         if anchor.checkpoint.infos[name].shape != self.whole.checkpoint.infos[name].shape:
             return None
         return by_rows(name, anchor, sources, self.repair)
-
-
-def _floats(info: TensorInfo) -> bool:
-    return info.dtype.is_floating_point

@@ -4,7 +4,7 @@ The parents side by side are one network of summed widths whose logits are the w
 each space as many units are kept as the anchor has, those that explain most of what is read from
 all; what the others did is rebuilt from them; then every layer is fitted on the network's own
 inputs to what the chosen units of the parents compute there. Nothing is averaged but the outputs,
-and nothing needs to be aligned (DESIGN section 3, Joint).
+and nothing needs to be aligned (docs/methods/joint.md).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import IncompatibleModels, few
-from ..graph.axes import axis_units
+from ..graph.axes import axis_units, units_of
 from ..graph.model import LayerGraph, Role
 from ..matching.activations import Observed
 from ..matching.alignment import Alignment
@@ -34,7 +34,7 @@ def choices(
     parents: Sequence[Parent],
     *,
     without: Collection[str] = (),
-    given: float | None = None,
+    other_share: float | None = None,
 ) -> list[Alignment]:
     """Choose the units of every free space; one alignment (of `Choice`s) for each parent.
 
@@ -43,7 +43,8 @@ def choices(
         observed: What the units of each parent do after their activation, on the same inputs.
         parents: As they are run; their weights, which are positive, are their importance.
         without: Spaces that are left out.
-        given: Share of each space for units of parents after the first; None: whichever are best.
+        other_share: Share of each space for units of parents after the first; None: whichever are
+            best.
 
     Raises:
         IncompatibleModels: Units of a space can't be seen one by one (heads, groups).
@@ -57,19 +58,23 @@ def choices(
             why="heads and groups move as a whole, and nothing shows them one by one",
             fix="use --blend average",
         )
-    found: list[dict[str, Choice]] = [{} for _ in observed]
+    maps_of: list[dict[str, Choice]] = [{} for _ in observed]
     for space in wanted:
         taps = [seen[space.id] for seen in observed]
         counts = [len(tap[0].features_NF) for tap in taps]
-        stacked = [
-            torch.cat([tap[at].features_NF for tap in taps]).double() for at in range(len(taps[0]))
-        ]
-        gram_UU = sum((part @ part.T / part.shape[1] for part in stacked), start=torch.zeros(()))
-        chosen_M = choose_written(parents, space.id, gram_UU, space.size, given=given)
+        # The units of all parents below one another, and the mean of products over the inputs:
+        # every place where a space is seen counts alike, however many positions it has.
+        gram_UU = torch.zeros(())
+        for at in range(len(taps[0])):
+            stacked_UF = torch.cat([tap[at].features_NF for tap in taps]).double()
+            gram_UU = gram_UU + stacked_UF @ stacked_UF.T / stacked_UF.shape[1]
+        chosen_M = choose_written(parents, space.id, gram_UU, space.size, other_share=other_share)
         read_UM = combinations(gram_UU, chosen_M)
-        for own, choice in zip(found, split_choice(chosen_M.cpu(), counts, read_UM), strict=True):
-            own[space.id] = choice
-    return [Alignment(maps) for maps in found]
+        for maps, choice in zip(
+            maps_of, split_choice(chosen_M.cpu(), counts, read_UM), strict=True
+        ):
+            maps[space.id] = choice
+    return [Alignment(maps) for maps in maps_of]
 
 
 def union(
@@ -87,13 +92,14 @@ def union(
         anchor: Has integers and flags.
         parents: Model, its choices, its weight.
     """
-    own = anchor.read(name)
-    if not own.is_floating_point():
-        return own
+    anchor_tensor = anchor.read(name)
+    if not anchor_tensor.is_floating_point():
+        return anchor_tensor
     moves = makes_chosen(anchor.graph, name)
     total: Tensor | None = None
     for model, alignment, weight in parents:
         moved = transport(model.read(name), name, model.graph, alignment)
+        # Rows of chosen units belong to one parent each, and are zero in the others' parts.
         term = moved if moves else weight * moved
         total = term if total is None else total + term
     assert total is not None
@@ -106,9 +112,8 @@ def joined_value(name: str, parents: Sequence[Parent], walks: Sequence[Walk]) ->
     for parent, walk in zip(parents, walks, strict=True):
         axes, value = parent.program.axes[name], walk[name]
         assert parent.alignment is not None
-        moves = any(
-            unit in parent.alignment.maps for a in axes if a is not None for unit in axis_units(a)
-        )
+        units = units_of(axis for axis in axes if axis is not None)
+        moves = not parent.alignment.maps.keys().isdisjoint(units)
         moved = transport_value(value, axes, parent.graph, parent.alignment)
         term = moved if moves else parent.weight * moved
         total = term if total is None else total + term
@@ -118,9 +123,9 @@ def joined_value(name: str, parents: Sequence[Parent], walks: Sequence[Walk]) ->
 
 def makes_chosen(graph: LayerGraph, name: str) -> bool:
     """Whether a tensor has rows of chosen units: then the parents' parts add up to one."""
-    return any(
-        graph.spaces[unit].pinned is None
-        for axis in graph.tensors[name].axes
-        if Role.CONSUME not in axis.roles or Role.PRODUCE in axis.roles
-        for unit in axis_units(axis.expr)
-    )
+    for axis in graph.tensors[name].axes:
+        if axis.roles & {Role.CONSUME, Role.PRODUCE} == {Role.CONSUME}:
+            continue  # it only reads them
+        if any(graph.spaces[unit].pinned is None for unit in axis_units(axis.expr)):
+            return True
+    return False

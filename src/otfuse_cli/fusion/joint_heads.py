@@ -58,30 +58,31 @@ def add_heads(
             fix="use --blend average",
         )
     places = [Place(by_weight[weight].input) for weight in outputs]
-    found = list(covariances(parents, places, samples, device=device))
+    sums = list(covariances(parents, places, samples, device=device))
     maps = [dict(p.alignment.maps) for p in parents if p.alignment is not None]
     tensors = {}
-    for at, covariance in enumerate(found):
-        own = [a[at] for a in each]
-        size = anchor.spaces[own[0].heads].size
-        chosen, reads = _choose(own, parents, covariance, size)
-        tensors[own[0].output.tensor] = read_through(own, parents, reads)
-        for known, choice in zip(maps, chosen, strict=True):
-            known[own[0].heads] = choice
-    chosen_parents = [
-        replace(p, alignment=Alignment(m)) for p, m in zip(parents, maps, strict=True)
-    ]
+    for at, covariance in enumerate(sums):
+        layers = [a[at] for a in each]
+        size = anchor.spaces[layers[0].heads].size
+        chosen, reads = _choose(layers, parents, covariance, size)
+        tensors[layers[0].output.tensor] = read_through(layers, parents, reads)
+        for parent_maps, choice in zip(maps, chosen, strict=True):
+            parent_maps[layers[0].heads] = choice
+    chosen_parents: list[Parent] = []
+    for parent, parent_maps in zip(parents, maps, strict=True):
+        chosen_parents.append(replace(parent, alignment=Alignment(parent_maps)))
     return chosen_parents, tensors
 
 
 def _choose(
-    own: Sequence[Attention], parents: Sequence[Parent], covariance: Tensor, size: int
+    layers: Sequence[Attention], parents: Sequence[Parent], covariance: Tensor, size: int
 ) -> tuple[list[Choice], list[Tensor]]:
     """Which heads, and what reads the chosen ones in place of each parent's own."""
-    counts = [a.output.sizes[0] for a in own]
+    counts = [a.output.sizes[0] for a in layers]
     writes = []
-    for attention, parent in zip(own, parents, strict=True):
+    for attention, parent in zip(layers, parents, strict=True):
         matrix = _written(attention, parent).movedim(attention.output.dim, -1).flatten(0, -2)
+        # Powers add up: a parent counts by its weight, what it writes by the root of that.
         writes.append(matrix * parent.weight**0.5)
     chosen = choose_heads(covariance, torch.cat(writes, 1), sum(counts), size)
     places = torch.arange(len(covariance)).view(sum(counts), -1)
@@ -99,17 +100,17 @@ def _written(attention: Attention, parent: Parent) -> Tensor:
 
 
 def read_through(
-    own: Sequence[Attention], parents: Sequence[Parent], reads: Sequence[Tensor]
+    layers: Sequence[Attention], parents: Sequence[Parent], reads: Sequence[Tensor]
 ) -> Tensor:
     """The output layer of all parents, on the chosen heads; the stream as `alignment` says.
 
     Args:
-        own: The attention layer of each parent.
+        layers: The attention layer of each parent.
         parents: With maps for the stream, and none for the heads.
         reads: Positions inside each parent's heads as combinations of the chosen ones, U x M.
     """
     total: Tensor | None = None
-    for attention, parent, read in zip(own, parents, reads, strict=True):
+    for attention, parent, read in zip(layers, parents, reads, strict=True):
         moved, dim = _written(attention, parent), attention.output.dim
         term = torch.tensordot(moved, read.to(moved), dims=([dim], [0])).movedim(-1, dim)
         total = term if total is None else total + term
@@ -123,11 +124,10 @@ def require_alike(each: Sequence[Sequence[Attention]]) -> None:
     Raises:
         UsageError: Some differ.
     """
-    for mine, *others in zip(*each, strict=True):
+    for first, *others in zip(*each, strict=True):
         for other in others:
-            for one, two in zip(
-                (*mine.queries, mine.values), (*other.queries, other.values), strict=True
-            ):
+            ours, others_parts = (*first.queries, first.values), (*other.queries, other.values)
+            for one, two in zip(ours, others_parts, strict=True):
                 if one.weight.sizes[1:] != two.weight.sizes[1:]:
                     raise UsageError(
                         "heads of different widths can't be chosen among",

@@ -3,7 +3,7 @@
 The parents side by side are one network with a wide stream, all heads and all units. The stream is
 projected onto the directions that both parents need, of heads and units as many are kept as the
 anchor has, and every layer is fitted, on the fused network's own inputs, to what the parents
-compute there (notes/transformers.md section 3).
+compute there (docs/methods/joint.md).
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from .refit import Stress
 from .stream_basis import Place, covariances, joint_basis
 from .stream_choice import choose_heads, choose_units, read_from
 
-# A layer with this many rows gets the ridge that was asked for; one with more needs less.
+# A layer with this many rows gets the ridge that was asked for; one with more needs less, since
+# positions are rows here and the output layer has few (docs/methods/joint.md).
 _ROWS, _POWER = 1_000.0, 0.8
 
 
@@ -117,45 +118,49 @@ class _Reduction:
     def alignments(self) -> tuple[Alignment, ...]:
         readers = dict.fromkeys(self.layers[f.weight].input for f in self.stream.readers)
         outputs = [a.output.tensor for a in self.stream.attentions]
-        units = {space: self._reader(space) for space in self.stream.units}
-        inner = [*outputs, *units.values()]
-        places = [
-            *(Place(node, self._at(node), each=True) for node in readers),
-            *(Place(self.layers[w].input, self.counts[self.layers[w].node]) for w in inner),
-        ]
-        found = list(covariances(self.runs, places, self.samples, device=self.device))
-        total = sum(found[: len(readers)], torch.zeros(()))
+        spaces: dict[str, str] = {}  # of units, by the layer that reads them
+        for space in self.stream.units:
+            spaces.setdefault(self._reader(space), space)
+        inner = [*outputs, *spaces]
+        places = [Place(node, self._at(node), each=True) for node in readers]
+        for weight in inner:
+            layer = self.layers[weight]
+            places.append(Place(layer.input, self.counts[layer.node]))
+        sums = list(covariances(self.runs, places, self.samples, device=self.device))
+        total = sum(sums[: len(readers)], torch.zeros(()))
         weights = [p.run.weight for p in self.parts]
         streams = [(p.stream, p.run.tensors) for p in self.parts]
         width = self.graph.spaces[self.stream.space].size
         self.bases = joint_basis(total, streams, weights, width)
         maps: list[dict[str, Map]] = [{self.stream.space: b} for b in self.bases]
-        for weight, covariance in zip(inner, found[len(readers) :], strict=True):
-            space = next((s for s, w in units.items() if w == weight), None)
-            chosen = (
-                self._heads(weight, covariance)
-                if space is None
-                else self._units(space, weight, covariance)
-            )
-            for own, (name, choice) in zip(maps, chosen, strict=True):
-                own[name] = choice
+        for weight, covariance in zip(inner, sums[len(readers) :], strict=True):
+            if weight in spaces:
+                chosen = self._units(spaces[weight], weight, covariance)
+            else:
+                chosen = self._heads(weight, covariance)
+            for parent_maps, (name, choice) in zip(maps, chosen, strict=True):
+                parent_maps[name] = choice
         return tuple(Alignment(m) for m in maps)
 
     def _at(self, node: str) -> Tensor | None:
         """Positions that count where the stream is read: those that any reader needs."""
-        own = (layer for layer in self.layers.values() if layer.input == node)
-        found = [self.counts.get(layer.node) for layer in own]
-        if any(f is None for f in found):
-            return None
-        counts_P = torch.stack([f for f in found if f is not None]).amax(0)
+        readers = (layer for layer in self.layers.values() if layer.input == node)
+        counts: list[Tensor] = []
+        for layer in readers:
+            layer_counts = self.counts.get(layer.node)
+            if layer_counts is None:
+                return None
+            counts.append(layer_counts)
+        counts_P = torch.stack(counts).amax(0)
         return (counts_P >= 1).double()
 
     def _reader(self, space: str) -> str:
         """The one layer that reads the units of a space and writes to the stream."""
         graph = self.graph
-        names = [
-            n for n, d in graph.members[space] if Role.CONSUME in graph.tensors[n].axes[d].roles
-        ]
+        names: list[str] = []
+        for name, dim in graph.members[space]:
+            if Role.CONSUME in graph.tensors[name].axes[dim].roles:
+                names.append(name)
         if len(names) != 1 or names[0] not in {f.weight for f in self.stream.writers}:
             raise UsageError(
                 "joint fusion can't choose among some units",
@@ -199,19 +204,21 @@ class _Reduction:
     def tensor(self, name: str, alignments: Sequence[Alignment]) -> Tensor:
         """One tensor of the union, reduced."""
         gains = {n.gain for n in self.stream.norms}
-        own = self.anchor.read(name)
+        anchor_tensor = self.anchor.read(name)
         if name in gains:
-            return torch.ones_like(own, dtype=torch.float32)
+            return torch.ones_like(anchor_tensor, dtype=torch.float32)
         shares = [p.run.weight for p in self.parts]
         if name not in self.reads:
-            parts = [
-                (p.model, a, w) for p, a, w in zip(self.parts, alignments, shares, strict=True)
-            ]
-            return union(name, self.anchor, parts).float() if own.is_floating_point() else own
+            if not anchor_tensor.is_floating_point():
+                return anchor_tensor
+            models = [part.model for part in self.parts]
+            parts = list(zip(models, alignments, shares, strict=True))
+            return union(name, self.anchor, parts).float()
         at = next(i for i, a in enumerate(self.stream.attentions) if a.output.tensor == name)
         attentions = [p.stream.attentions[at] for p in self.parts]
-        parents = [
-            replace(p.run, alignment=Alignment({self.stream.space: basis}))
-            for p, basis in zip(self.parts, self.bases, strict=True)
-        ]
+        # The heads are chosen already: only the stream has to be moved.
+        parents: list[Parent] = []
+        for part, basis in zip(self.parts, self.bases, strict=True):
+            alignment = Alignment({self.stream.space: basis})
+            parents.append(replace(part.run, alignment=alignment))
         return read_through(attentions, parents, self.reads[name])

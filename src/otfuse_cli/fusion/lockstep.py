@@ -111,14 +111,16 @@ class Lockstep:
                 for name in targets:
                     walk.to(name)
             stop.fused.before(layer)
+            # Every batch holds about as much; what is too much for all is given up at once.
             if self._hold and self.batches * _bytes(stop) > self.most_bytes:
                 self._hold = False
                 self._standing.clear()
             yield stop
             if self._hold:
-                for walk in stop.parents:
-                    for name in () if again else targets:
-                        walk.release(name)
+                if not again:
+                    for walk in stop.parents:
+                        for name in targets:
+                            walk.release(name)
                 self._standing[at] = stop
 
     def cut(self, value: Tensor, stop: Stop) -> Tensor:

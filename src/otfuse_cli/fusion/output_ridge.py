@@ -44,6 +44,7 @@ class OutputRidge:
         prior_nO = inputs_nD.double() @ self.weight_OD.T
         if self.bias_O is not None:
             prior_nO = prior_nO + self.bias_O
+        # The larger of the two: a score is not settled before target and network agree on it.
         chance_nO = torch.maximum(target_nO.double().softmax(-1), prior_nO.softmax(-1))
         counts_nO = chance_nO.sqrt() + _LEAST
         if weights_n is not None:

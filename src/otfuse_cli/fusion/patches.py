@@ -107,7 +107,10 @@ def _patches(value: Tensor, window: KernelWindow, kernel: tuple[int, ...]) -> Te
     if window.transposed:
         value, stride = _spread(value, window, kernel), (1,) * len(kernel)
     else:
-        value = F.pad(value, [p for pad in reversed(window.padding) for p in (pad, pad)])
+        around: list[int] = []
+        for pad in reversed(window.padding):  # as `F.pad` wants them: the last axis first
+            around += [pad, pad]
+        value = F.pad(value, around)
     for at, (size, step, wide) in enumerate(zip(kernel, stride, window.dilation, strict=True)):
         value = value.unfold(2 + at, (size - 1) * wide + 1, step)
     for at, wide in enumerate(window.dilation):
@@ -125,6 +128,7 @@ def _spread(value: Tensor, window: KernelWindow, kernel: tuple[int, ...]) -> Ten
     spread[(slice(None), slice(None), *steps)] = value
     around: list[int] = []
     for at in reversed(range(space)):
+        # Padding of a transposed convolution takes away from its output.
         reach = window.dilation[at] * (kernel[at] - 1) - window.padding[at]
         around += [reach, reach + window.output_padding[at]]
     return F.pad(spread, around)

@@ -2,7 +2,7 @@
 
 Units are what they do on the inputs, rows of a Gram matrix over all taps of a space. Choosing M of
 them is the projection of the mixture of the parents' unit measures onto M points of its support
-(DESIGN section 3, Joint). Legend: U units of all parents, M chosen.
+(docs/methods/joint.md). Legend: U units of all parents, M chosen.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .stream_choice import Quotas, turns
 
 # Relative to the mean power of a unit: below this, what is left of one is rounding.
 _NOTHING = 1e-10
-# Of the mean power of the chosen units.
+# Of the mean power of the chosen units: with fewer inputs than units any set of units fits them.
 _RIDGE = 0.01
 
 
@@ -78,12 +78,12 @@ def combinations(gram_UU: Tensor, chosen_M: Tensor) -> Tensor:
 
 def split_choice(chosen_M: Tensor, counts: Sequence[int], read_UM: Tensor | None) -> list[Choice]:
     """What each parent has of a choice among the units of all."""
-    found, start = [], 0
+    choices, start = [], 0
     for count in counts:
         own_M = (chosen_M >= start) & (chosen_M < start + count)
-        read_NM = (
-            torch.zeros(count, len(chosen_M)) if read_UM is None else read_UM[start : start + count]
-        )
-        found.append(Choice((chosen_M - start).clamp(0, count - 1), own_M, read_NM))
+        read_NM = torch.zeros(count, len(chosen_M))
+        if read_UM is not None:
+            read_NM = read_UM[start : start + count]
+        choices.append(Choice((chosen_M - start).clamp(0, count - 1), own_M, read_NM))
         start += count
-    return found
+    return choices

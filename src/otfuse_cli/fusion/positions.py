@@ -15,9 +15,10 @@ from ..graph.trace.program import Program
 from ..running.execute import Walk, flat_inputs
 from ..running.samples import Samples
 
-# Positions that are read out count this much more, those that nothing reads so much less.
+# Positions that are read out count this much more, those that nothing reads so much less: of a
+# ViT's many positions only the class token is read out (docs/methods/joint.md).
 _READ, _UNREAD = 10.0, 0.02
-# A change of the outputs that counts as one, relative to them.
+# A change of the outputs that counts as one, relative to them: some ten times float32's rounding.
 _SEEN = 1e-6
 
 
@@ -41,19 +42,19 @@ class Positions:
         return self._found[node]
 
     def _try(self, node: str) -> Tensor:
-        batch, found, places = self.program.batch, list[Tensor](), 1
-        while len(found) * batch < places:
+        batch, seen, places = self.program.batch, list[Tensor](), 1
+        while len(seen) * batch < places:
             walk = Walk(self.program, self.tensors, self.inputs)
             value = walk.to(node)
             places = value.numel() // (batch * value.shape[-1])
             rows = value.reshape(batch, places, -1).clone()
-            first = len(found) * batch
+            first = len(seen) * batch
             at = torch.arange(first, min(first + batch, places))
             rows[at - first, at] += rows.std() * _noise(rows.shape[-1]).to(rows)
             walk.replace(node, rows.reshape(value.shape))
             change = (walk.outputs()[0] - self.before).flatten(1).abs().amax(1)
-            found.append((change[at - first] > _SEEN * self.before.abs().max()).cpu())
-        return torch.cat(found)
+            seen.append((change[at - first] > _SEEN * self.before.abs().max()).cpu())
+        return torch.cat(seen)
 
 
 def _noise(size: int) -> Tensor:
@@ -79,7 +80,7 @@ def read_out(positions: Positions, fits: Sequence[Fit], last: str) -> dict[str, 
         last: The weight that writes to the stream last: its positions that reach an output are
             those that are read out.
     """
-    found: dict[str, Tensor | None] = {}
+    counts_of: dict[str, Tensor | None] = {}
     nodes = {fit.layer.weight: fit.layer.node for fit in fits}
     read_P = positions.reached(nodes[last])
     if bool(read_P.all()):
@@ -87,10 +88,10 @@ def read_out(positions: Positions, fits: Sequence[Fit], last: str) -> dict[str, 
     everything = False
     for fit in reversed(fits):
         if fit.layer.window is not None:
-            found[fit.layer.node] = None
+            counts_of[fit.layer.node] = None
             continue
         reached_P = torch.ones_like(read_P) if everything else positions.reached(fit.layer.node)
-        found[fit.layer.node] = counts(reached_P, read_P)
+        counts_of[fit.layer.node] = counts(reached_P, read_P)
         # What is before a value on the stream that is read everywhere is read everywhere too.
         everything |= fit.minus is not None and bool(reached_P.all())
-    return found
+    return counts_of

@@ -16,6 +16,7 @@ from .relations import computed
 
 # Up to here the smaller Gram matrix is decomposed whole; beyond, its leading space is iterated.
 _WHOLE = 1024
+# Vectors that are iterated: convergence is as fast as the ninth value is small beside the first.
 _SPACE = 8
 _ITERATIONS = 1000
 _SETTLED = 1e-14  # relative change of the norm, whose error is the square of the vector's
@@ -40,8 +41,8 @@ def renewed(derived: Derived, weight: Tensor, before: Mapping[str, Tensor]) -> d
         return {derived.parts[part]: t for part, t in old.items()}
     if bool((u_R * old["u"].flatten()).sum() < 0):
         u_R, v_C = -u_R, -v_C
-    found = {"u": u_R, "v": v_C, "sigma": sigma}
-    return {derived.parts[part]: found[part].reshape(t.shape) for part, t in old.items()}
+    parts = {"u": u_R, "v": v_C, "sigma": sigma}
+    return {derived.parts[part]: parts[part].reshape(t.shape) for part, t in old.items()}
 
 
 def renew_all(graph: LayerGraph, tensors: dict[str, Tensor]) -> None:
@@ -68,6 +69,7 @@ def leading(matrix_RC: Tensor) -> tuple[Tensor, Tensor]:
     rows, columns = matrix_RC.shape
     wide = rows <= columns
     side = matrix_RC if wide else matrix_RC.T
+    # The smaller side: its Gram matrix has the same values, other than zeros.
     if min(rows, columns) <= _WHOLE:
         first = torch.linalg.eigh(side @ side.T)[1][:, -1]
     else:
@@ -92,8 +94,8 @@ def _iterated(apply: Callable[[Tensor], Tensor], size: int) -> Tensor:
         if abs(norm - before) <= _SETTLED * abs(norm):
             break
         before, block = norm, torch.linalg.qr(image)[0]
-    found: Tensor = block @ vectors[:, -1]
-    return found
+    vector: Tensor = block @ vectors[:, -1]
+    return vector
 
 
 def _unit(vector: Tensor) -> Tensor:

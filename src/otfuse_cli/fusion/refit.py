@@ -1,7 +1,7 @@
 """Closed-form refit: each layer of the average, on its own inputs, toward the parents' mean.
 
-Layer by layer in execution order, parents and fused network in lock step (DESIGN section 3,
-Refit). No labels, no gradients; weights stay near the average where inputs say nothing.
+Layer by layer in execution order, parents and fused network in lock step (docs/methods/
+refit.md). No labels, no gradients; weights stay near the average where inputs say nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ Stress = Callable[[Fit, int], tuple[Tensor | None, float]]
 # What a value of the fused network should be, from the parents' values of that name.
 Aim = Callable[[str, Sequence[Parent], Sequence[Walk]], Tensor]
 
-# Rows of a layer: this many for each of its inputs, and never fewer than these in all.
+# Rows of a layer: this many for each of its inputs, and never fewer than these in all; where there
+# are more, positions are drawn (docs/methods/refit.md).
 _ROWS_EACH, _ROWS_LEAST = 24, 120_000
 
 
@@ -95,13 +96,14 @@ def refit(
         runtime.progress("refit", at, len(plan))
         if mean is not None:
             mean.watch(fit.target, _place(fit))
+        # A salt for each layer: its rows do not depend on what was fitted before.
         draw = runtime.generator(7_000_000 + at)
         if isinstance(fit, NormFit):
-            found = _fit_norm(fit, lockstep, ridge, toward)
+            refitted = _fit_norm(fit, lockstep, ridge, toward)
         else:
-            found = _fit(fit, lockstep, weigh, draw, toward, rows)
-        if found is not None:
-            done.append(found)
+            refitted = _fit(fit, lockstep, weigh, draw, toward, rows)
+        if refitted is not None:
+            done.append(refitted)
     runtime.progress("refit", len(plan), len(plan))
     return done, shared
 
@@ -114,45 +116,83 @@ def _fit(
     aim: Aim,
     share: float,
 ) -> Refitted | None:
-    fused, layer = lockstep.fused, fit.layer
-    assert isinstance(fused, dict)
-    weight = fused[layer.weight]
-    rows: Rows | None = None
-    sums: Ridge | OutputRidge | None = None
-    prior = None
-    counts_P, ridge = None, 0.0
-    scored = fit.norm is None and fit.target == scores(lockstep.program)
-    for stop in lockstep.stops([fit.target], layer.node):
+    system: _System | None = None
+    for stop in lockstep.stops([fit.target], fit.layer.node):
         target = _target(fit, lockstep, stop, aim)
-        if rows is None or sums is None:
-            each = max(1, target[0].numel() // max(1, target.shape[_channel(fit, target)]))
-            most = int(share * max(_ROWS_LEAST, _ROWS_EACH * weight[0].numel()))
-            most //= lockstep.samples.count
-            rows = rows_of(
-                layer, weight, tuple(target.shape[1:]), most=max(1, most), generator=generator
-            )
-            places = each if rows.places is None else len(rows.places)
-            prior = _Folded(fit, fused)
-            counts_P, ridge = stress(fit, lockstep.samples.count * places)
-            if counts_P is not None and rows.places is not None:
-                counts_P = counts_P[rows.places]
-            count = lockstep.samples.count * places
-            flat = rows.flat_weight(prior.weight)
-            bias = None if prior.bias is None else prior.bias.view(rows.groups, -1)
-            apart = scored and rows.groups == 1 and affordable(count, flat.shape[2], flat.shape[1])
-            sums = OutputRidge(flat, bias) if apart else Ridge(flat, bias, rows=count)
-        values = lockstep.cut(stop.fused[layer.input], stop)
-        wanted = rows.outputs(target)
-        many = None if counts_P is None else counts_P.repeat(wanted.shape[1] // len(counts_P))
-        sums.add(rows.inputs(values), wanted, many)
-    assert rows is not None
-    assert sums is not None
-    assert prior is not None
-    solution = sums.solve(ridge, where=fit.name)
-    if solution is None:
-        return None
-    prior.write(rows, solution)
-    return Refitted(fit.name, solution.before, solution.after)
+        if system is None:
+            system = _begin(fit, lockstep, stress, generator, share, target)
+        system.add(lockstep.cut(stop.fused[fit.layer.input], stop), target)
+    assert system is not None
+    return system.solved()
+
+
+def _begin(
+    fit: Fit,
+    lockstep: Lockstep,
+    stress: Stress,
+    generator: torch.Generator,
+    share: float,
+    target: Tensor,
+) -> _System:
+    """The fit of a layer before its first rows; `target` is that of a batch, for its shape."""
+    fused, samples = lockstep.fused, lockstep.samples.count
+    assert isinstance(fused, dict)
+    weight = fused[fit.layer.weight]
+    most = int(share * max(_ROWS_LEAST, _ROWS_EACH * weight[0].numel())) // samples
+    shape = tuple(target.shape[1:])
+    rows = rows_of(fit.layer, weight, shape, most=max(1, most), generator=generator)
+    # Places of one sample: everything but its channels, unless fewer were drawn.
+    places = max(1, target[0].numel() // max(1, target.shape[_channel(fit, target)]))
+    if rows.places is not None:
+        places = len(rows.places)
+    count = samples * places
+    counts_P, ridge = stress(fit, count)
+    if counts_P is not None and rows.places is not None:
+        counts_P = counts_P[rows.places]
+    prior = _Folded(fit, fused)
+    flat = rows.flat_weight(prior.weight)
+    bias = None if prior.bias is None else prior.bias.view(rows.groups, -1)
+    scored = fit.norm is None and fit.target == scores(lockstep.program)
+    apart = scored and rows.groups == 1 and affordable(count, flat.shape[2], flat.shape[1])
+    sums = OutputRidge(flat, bias) if apart else Ridge(flat, bias, rows=count)
+    return _System(fit, prior, rows, sums, counts_P, ridge)
+
+
+@dataclass(frozen=True)
+class _System:
+    """The fit of one layer, while its rows are collected.
+
+    Attributes:
+        fit: What is fitted.
+        prior: The layer as it is.
+        rows: Which of its rows count.
+        sums: Of those so far.
+        counts_P: How often each place of a sample counts; None for all once.
+        ridge: The pull toward the prior.
+    """
+
+    fit: Fit
+    prior: _Folded
+    rows: Rows
+    sums: Ridge | OutputRidge
+    counts_P: Tensor | None
+    ridge: float
+
+    def add(self, values: Tensor, target: Tensor) -> None:
+        """Count what the layer reads in one batch, and what it should give."""
+        wanted = self.rows.outputs(target)
+        many = None
+        if self.counts_P is not None:
+            many = self.counts_P.repeat(wanted.shape[1] // len(self.counts_P))
+        self.sums.add(self.rows.inputs(values), wanted, many)
+
+    def solved(self) -> Refitted | None:
+        """Solve, and store the solution; None where the layer is right already."""
+        solution = self.sums.solve(self.ridge, where=self.fit.name)
+        if solution is None:
+            return None
+        self.prior.write(self.rows, solution)
+        return Refitted(self.fit.name, solution.before, solution.after)
 
 
 def _fit_norm(fit: NormFit, lockstep: Lockstep, ridge: float, aim: Aim) -> Refitted | None:
@@ -228,16 +268,16 @@ class _Folded:
         average = rows.flat_weight(self.stored).double()
         length, wanted = flat.norm(dim=2), average.norm(dim=2)
         factor = torch.where((length > 0) & (wanted > 0), wanted / length, 1.0)
-        mean, variance = (
-            (factor * solution.mean_gO).flatten(),
-            (factor.square() * solution.variance_gO).flatten(),
-        )
+        mean = (factor * solution.mean_gO).flatten()
+        variance = (factor.square() * solution.variance_gO).flatten()
         stored = {part: self.fused[name] for part, name in norm.tensors.items()}
-        own = 0.0 if self.fit.layer.bias is None else self.fused[self.fit.layer.bias].double()
+        layer_bias = (
+            0.0 if self.fit.layer.bias is None else self.fused[self.fit.layer.bias].double()
+        )
         gain = (variance + norm.eps).sqrt() / factor.flatten()
         shift = bias + solution.mean_gO.flatten()
         for part, value in (
-            ("running_mean", mean + own),
+            ("running_mean", mean + layer_bias),
             ("running_var", variance),
             ("weight", gain),
             ("bias", shift),

@@ -39,9 +39,9 @@ def fit_norm(
     shift_C = stored["bias"] - slope_C * stored["running_mean"]
     moments = _Moments()
     for stop in lockstep.stops([fit.target], fit.norm.node):
-        given = _rows(lockstep.cut(stop.fused[fit.norm.input], stop))
+        inputs = _rows(lockstep.cut(stop.fused[fit.norm.input], stop))
         wanted = _rows(lockstep.cut(target(stop), stop))
-        moments.add(given, wanted, wanted - slope_C * given - shift_C)
+        moments.add(inputs, wanted, wanted - slope_C * inputs - shift_C)
     if moments.missed <= UNTOUCHED**2 * moments.target:
         return None
     mean_C, rest_C = moments.given_C / moments.rows, moments.rest_C / moments.rows

@@ -50,13 +50,13 @@ def holds(derived: Derived, read: Read) -> bool:
     (target,) = derived.tensors
     wanted = read(target).double()
     try:
-        found = computed(derived, {n: read(n).double() for n in derived.sources})
+        expected = computed(derived, {n: read(n).double() for n in derived.sources})
     except (IndexError, RuntimeError):  # a model of other widths, an index that is none
         return False
-    if found.shape != wanted.shape:
+    if expected.shape != wanted.shape:
         return False
     scale = float(wanted.norm())
-    return scale > 0 and float((found - wanted).norm()) <= _CLOSE * scale
+    return scale > 0 and float((expected - wanted).norm()) <= _CLOSE * scale
 
 
 def follows(one: str, other: str, read: Read) -> bool:
@@ -112,9 +112,9 @@ def _folded(tensors: Sequence[Tensor], derived: Derived) -> Tensor:
 
 def _shift(tensors: Sequence[Tensor], derived: Derived) -> Tensor:
     """The bias that goes with it; the layer's own comes last where there is one."""
-    gain, bias, mean, variance, *own = tensors
+    gain, bias, mean, variance, *layer_bias = tensors
     factor = gain * (variance + derived.eps).rsqrt()
-    return bias + ((own[0] if own else 0) - mean) * factor
+    return bias + ((layer_bias[0] if layer_bias else 0) - mean) * factor
 
 
 def _looked_up(tensors: Sequence[Tensor], derived: Derived) -> Tensor:
@@ -141,48 +141,52 @@ def _candidates(target: str, beside: Sequence[str], shapes: Shapes) -> Iterator[
     parts = {"value": target}
     others = [n for n in beside if n != target]
     for name in others:
-        own = shapes[name]
-        if own == shape:
+        other_shape = shapes[name]
+        if other_shape == shape:
             yield Derived("copy", name, parts)
-        elif sorted(own) == sorted(shape) and len(own) > 1:
-            for order in permutations(range(len(own))):
-                if tuple(own[d] for d in order) == shape:
+        elif sorted(other_shape) == sorted(shape) and len(other_shape) > 1:
+            for order in permutations(range(len(other_shape))):
+                if tuple(other_shape[d] for d in order) == shape:
                     yield Derived("copy", name, parts, order=order)
     for name in others:
-        own = shapes[name]
-        if own == shape and len(own) > 1:
-            yield from (Derived("unit", name, parts, dim=d) for d in range(len(own)))
+        other_shape = shapes[name]
+        if other_shape == shape and len(other_shape) > 1:
+            yield from (Derived("unit", name, parts, dim=d) for d in range(len(other_shape)))
             yield from _with_one_more(target, name, others, shapes)
-        if len(shape) == 1 and len(own) > 1:
-            for dim in (d for d, n in enumerate(own) if n == shape[0]):
+        if len(shape) == 1 and len(other_shape) > 1:
+            for dim in _axes_of_size(other_shape, shape[0]):
                 yield Derived("norms", name, parts, dim=dim)
                 yield Derived("squares", name, parts, dim=dim)
         for index in others:
-            if len(own) == 2 and shapes[index] and index != name:
+            if len(other_shape) == 2 and shapes[index] and index != name:
                 yield from _lookups(target, name, index, shapes)
     yield from _batch_norms(target, others, shapes)
+
+
+def _axes_of_size(shape: tuple[int, ...], size: int) -> list[int]:
+    return [dim for dim, n in enumerate(shape) if n == size]
 
 
 def _with_one_more(
     target: str, name: str, others: Sequence[str], shapes: Shapes
 ) -> Iterator[Derived]:
     """A weight and a tensor with one number for some of its axes."""
-    own, parts = shapes[name], {"value": target}
+    whole, parts = shapes[name], {"value": target}
     for more in others:
         small = shapes[more]
-        if more == name or not small or small == own:
+        if more == name or not small or small == whole:
             continue
-        if len(small) == len(own) and all(a in (1, b) for a, b in zip(small, own, strict=True)):
+        if len(small) == len(whole) and all(a in (1, b) for a, b in zip(small, whole, strict=True)):
             yield Derived("gained", name, parts, others=(more,))
-        for dims in _places(small, own):
+        for dims in _places(small, whole):
             yield Derived("sums", name, parts, others=(more,), order=dims)
 
 
-def _places(small: tuple[int, ...], own: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+def _places(small: tuple[int, ...], whole: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Axes of a shape that a smaller one may stand for, in order: one axis, or the first ones."""
     if len(small) == 1:
-        yield from ((d,) for d, n in enumerate(own) if n == small[0])
-    elif len(small) < len(own) and own[: len(small)] == small:
+        yield from ((d,) for d, n in enumerate(whole) if n == small[0])
+    elif len(small) < len(whole) and whole[: len(small)] == small:
         yield tuple(range(len(small)))
 
 
@@ -197,7 +201,9 @@ def _lookups(target: str, table: str, index: str, shapes: Shapes) -> Iterator[De
 
 def _batch_norms(target: str, others: Sequence[str], shapes: Shapes) -> Iterator[Derived]:
     rows, parts = shapes[target][0] if shapes[target] else 0, {"value": target}
-    for variance in (n for n in others if n.endswith("running_var") and shapes[n] == (rows,)):
+    for variance in others:
+        if not variance.endswith("running_var") or shapes[variance] != (rows,):
+            continue
         norm = variance.removesuffix("running_var")
         gain, bias, mean = (f"{norm}{part}" for part in ("weight", "bias", "running_mean"))
         if not {gain, bias, mean} <= set(others):
@@ -209,6 +215,6 @@ def _batch_norms(target: str, others: Sequence[str], shapes: Shapes) -> Iterator
             if len(shapes[target]) == 1:
                 whole = (bias, mean, variance)
                 yield Derived("shift", gain, parts, others=whole, eps=eps)
-                for own in others:
-                    if shapes[own] == (rows,) and not own.startswith(norm):
-                        yield Derived("shift", gain, parts, others=(*whole, own), eps=eps)
+                for layer_bias in others:
+                    if shapes[layer_bias] == (rows,) and not layer_bias.startswith(norm):
+                        yield Derived("shift", gain, parts, others=(*whole, layer_bias), eps=eps)

@@ -1,6 +1,6 @@
 """Repair without data: what an average of imperfectly matched units loses, from weights alone.
 
-Where aligned rows differ, their mean is shorter than they are (DESIGN section 3, Repair). Layers
+Where aligned rows differ, their mean is shorter than they are (docs/methods/average.md). Layers
 without a norm get their rows' length back. BatchNorm gets the variance that its input will have,
 in closed form: `w_a^2 v_a + w_b^2 v_b + 2 w_a w_b rho sqrt(v_a v_b)`, rho = cosine of the matched
 incoming rows (REPAIR, Jordan et al. 2023, with the correlation of white inputs).
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import torch
 
@@ -64,16 +65,16 @@ def plan_repair(graph: LayerGraph) -> Repair:
     normalised = {d.source for d in graph.derived}
     for at, op in enumerate(graph.ops):
         if _batch_norm(op):
-            found = norm_feeds(graph, at)
-            before = [row for feed in found for row in feed.rows]
-            if not all(feed.rows for feed in found):
+            norm_feeding = norm_feeds(graph, at)
+            before = list(chain.from_iterable(feed.rows for feed in norm_feeding))
+            if not all(feed.rows for feed in norm_feeding):
                 part = " in part" if before else ""
                 warnings.append(
                     f"{op.name}: the layer that feeds this BatchNorm is not known, its running "
                     f"variance is the weighted mean{part}"
                 )
             if before:
-                feeds[op.tensors["running_var"]] = found
+                feeds[op.tensors["running_var"]] = norm_feeding
                 means[op.tensors.get("running_mean", "")] = before[0][0]
         elif op.kind in (OpKind.LINEAR, OpKind.CONV) and not is_normed(graph, at):
             weight = weight_rows(graph, op)
@@ -91,7 +92,7 @@ def plan_repair(graph: LayerGraph) -> Repair:
             f"the row norms of {len(left)} layers ({names}) are not restored: the activation after "
             "them is not known to be homogeneous"
         )
-    seen = {name for op in graph.ops for name in op.tensors.values()}
+    seen = set(chain.from_iterable(op.tensors.values() for op in graph.ops))
     for name in graph.tensors:
         if name.endswith("running_var") and name not in seen:
             warnings.append(f"{name}: no operation is known for it, it is the weighted mean")
@@ -118,13 +119,20 @@ class RowNorms:
         if bool((scale == 1).all()):
             return fused
         if self.dim is not None:
-            scale = scale.view([-1 if d == self.dim else 1 for d in range(fused.dim())])
+            scale = _along(scale, self.dim, fused.dim())
         return fused * scale.to(fused.dtype)
 
 
-def length_scale(mean: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """Factors that bring lengths `own` to `mean`; 1 for what is zero or differs by rounding."""
-    scale = torch.where(own > 0, mean / own, 1.0)
+def _along(values: torch.Tensor, dim: int, rank: int) -> torch.Tensor:
+    """One number for every position of axis `dim`, to multiply a tensor of `rank` axes with."""
+    shape = [1] * rank
+    shape[dim] = -1
+    return values.view(shape)
+
+
+def length_scale(mean: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Factors that bring `lengths` to `mean`; 1 for what is zero or differs by rounding."""
+    scale = torch.where(lengths > 0, mean / lengths, 1.0)
     return torch.where((scale - 1).abs() > _NOTHING, scale, 1.0)
 
 
@@ -161,18 +169,21 @@ def fused_variance(
         models: By the name of a weight before the norm; the anchor first.
         restored: Weights whose rows get their length back.
     """
-    every = [model for feed in feeds for weight, _ in feed.rows for model in models(weight)]
+    every: list[tuple[Model, Alignment | None, float]] = []
+    for feed in feeds:
+        for weight, _ in feed.rows:
+            every.extend(models(weight))
     if any(_keeps(alignment) for _, alignment, _ in every):
         return mean_M  # anchor units among the source's: there is no row for them to be read from
     if len(feeds) == 1:
         return _part_variance(mean_M, variance, feeds, 0, models, restored)
-    model, alignment, _ = every[0]
+    model, alignment, _ = every[0]  # the anchor, whose sizes the parts have
     sizes = {**model.graph.sizes, **_sizes(alignment)}
     parts = torch.split_with_sizes(mean_M, [axis_size(feed.axis, sizes) for feed in feeds])
-    found = [
-        _part_variance(mean, variance, feeds, at, models, restored) for at, mean in enumerate(parts)
-    ]
-    return torch.cat(found)
+    variances: list[torch.Tensor] = []
+    for at, mean in enumerate(parts):
+        variances.append(_part_variance(mean, variance, feeds, at, models, restored))
+    return torch.cat(variances)
 
 
 def _part_variance(
@@ -195,9 +206,7 @@ def _part_variance(
             if model.index not in gains:
                 gains[model.index] = _per_length(model, alignment, variance, feeds, at)
             rows = _reading(model, weight, dim, alignment)
-            rows = rows * gains[model.index].view(
-                [-1 if d == dim else 1 for d in range(rows.dim())]
-            )
+            rows = rows * _along(gains[model.index], dim, rows.dim())
             rows = _made(model, weight, dim, alignment, rows)
             length.add(share, rows)
             total = rows * share if total is None else total.add_(rows, alpha=share)
@@ -218,8 +227,9 @@ def _per_length(
     sizes = [axis_size(f.axis, model.graph.sizes) for f in feeds]
     part = torch.split_with_sizes(model.read(variance), sizes)[at]
     deviation = part.double().clamp(min=0).sqrt()
-    rows = (_reading(model, weight, dim, alignment) for weight, dim in feeds[at].rows)
-    squares = [_norms(r, dim).square() for r, (_, dim) in zip(rows, feeds[at].rows, strict=True)]
+    squares: list[torch.Tensor] = []
+    for weight, dim in feeds[at].rows:
+        squares.append(_norms(_reading(model, weight, dim, alignment), dim).square())
     norms = torch.stack(squares).sum(0).sqrt()
     return torch.where(norms > 0, deviation / norms, 0.0)
 

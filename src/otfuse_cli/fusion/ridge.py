@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ..errors import SolveFailed
 
-# Products of rows with themselves are taken in panels of so many columns, below the diagonal only.
+# Products of rows with themselves are taken in panels of so many columns, below the diagonal only:
+# wide enough for full speed, narrow enough that little is computed twice.
 _PANEL = 512
 
 # A layer that misses its target by less than this, relative to it, is left untouched.
@@ -59,7 +60,7 @@ class Ridge:
         self.bias_gO = None if bias_gO is None else bias_gO.double()
         g, o, d = weight_gOD.shape
         like = self.prior_gOD
-        self.dual = rows < d
+        self.dual = rows < d  # the smaller of the two systems is solved
         self.rows = 0.0
         self.sum_gD = like.new_zeros(g, d)
         self.rest_gO = like.new_zeros(g, o)
@@ -147,7 +148,7 @@ class Ridge:
         system.diagonal(dim1=1, dim2=2).add_(ridge * power[:, None])
         step_gDO = _solve(system, cross, where)
         weight = self.prior_gOD + step_gDO.transpose(1, 2)
-        # ||R - H D||^2 / n from the sums alone
+        # ||R - H D||^2 / n from the sums alone: |R|^2 - 2 <D, H^T R> + <D, H^T H D>.
         gone = torch.einsum("gdo,gdo->", step_gDO, cross)
         left = (step_gDO * (centred @ step_gDO)).sum()
         start = self.missed / n
@@ -165,6 +166,7 @@ class Ridge:
         self._rests.clear()
         n = self.rows
         power = _or_one(inputs.square().sum(1).mean(1) / n)
+        # With weights w rows are scaled by their roots, and so is the mean that is taken away.
         centred, rest_c = inputs, rest
         mean_gD = (self.sum_gD / n)[:, None]
         if self.bias_gO is not None:

@@ -21,7 +21,8 @@ from .repair import Repair, RowNorms, length_scale
 
 Note = Callable[[float, torch.Tensor], None]
 
-# Numbers in a block: in float32 less than what the allocator maps anew each time (runtime.py).
+# Numbers in a block: in float32 a MiB, less than what the allocator maps anew each time
+# (runtime.py).
 _BLOCK = 1 << 18
 # Stored sources up to this size (all of a tensor together) are read at once, larger ones row by
 # row; a run of rows that stay together is one read.
@@ -42,16 +43,16 @@ class _Part:
         order = self.indices[0]
         model = self.source.model
         if order is None:
-            found = model.stored_rows(name, first, last)
+            rows = model.stored_rows(name, first, last)
         elif self.whole is not None:
-            found = self.whole.index_select(0, order[first:last])
+            rows = self.whole.index_select(0, order[first:last])
         else:
             runs = _runs(order[first:last].tolist())
-            found = torch.cat([model.stored_rows(name, a, b) for a, b in runs])
+            rows = torch.cat([model.stored_rows(name, a, b) for a, b in runs])
         for dim, index in enumerate(self.indices[1:], 1):
             if index is not None:
-                found = found.index_select(dim, index)
-        return found
+                rows = rows.index_select(dim, index)
+        return rows
 
 
 class RowAverage:
@@ -75,10 +76,10 @@ class RowAverage:
 
     def whole(self, dtype: torch.dtype) -> torch.Tensor:
         """All blocks together."""
-        found = torch.empty(self._shape, dtype=dtype)
+        tensor = torch.empty(self._shape, dtype=dtype)
         for first, rows in self.blocks(dtype):
-            found[first : first + len(rows)] = rows
-        return found
+            tensor[first : first + len(rows)] = rows
+        return tensor
 
     def blocks(self, dtype: torch.dtype) -> Iterator[tuple[int, torch.Tensor]]:
         """First row and values of each block, stored as `dtype`, on the CPU.
@@ -110,17 +111,17 @@ class RowAverage:
             add(f"model {len(shares)}", tensor)
 
         def add(whose: str, tensor: torch.Tensor) -> None:
-            found = torch.linalg.vector_norm(tensor, dtype=torch.float64).square_()
-            squares[whose] = squares[whose] + found if whose in squares else found
+            square = torch.linalg.vector_norm(tensor, dtype=torch.float64).square_()
+            squares[whose] = squares[whose] + square if whose in squares else square
 
         for first, last in self._bounds():
             shares.clear()
             add("fused", self._average(first, last, note))
-        own = squares.pop("fused").sqrt()
-        lengths = [
-            square.sqrt() * share for square, share in zip(squares.values(), shares, strict=True)
-        ]
-        return float(length_scale(torch.stack(lengths).sum(), own))
+        fused_length = squares.pop("fused").sqrt()
+        lengths: list[torch.Tensor] = []
+        for square, share in zip(squares.values(), shares, strict=True):
+            lengths.append(square.sqrt() * share)
+        return float(length_scale(torch.stack(lengths).sum(), fused_length))
 
     def _bounds(self) -> Iterator[tuple[int, int]]:
         count = self._shape[0]
@@ -169,11 +170,15 @@ def by_rows(
     feed = name if repair is None else repair.means.get(name, name)
     for source, share in zip(sources, shares_of(feed, anchor, sources), strict=True):
         model = source.model
-        theirs = model.checkpoint.infos[name]
+        source_info = model.checkpoint.infos[name]
         indices = row_indices(name, model.graph, source.alignment)
-        if indices is None or theirs.shape != info.shape or not theirs.dtype.is_floating_point:
+        if (
+            indices is None
+            or source_info.shape != info.shape
+            or not source_info.dtype.is_floating_point
+        ):
             return None
-        small = theirs.nbytes * len(sources) <= _AT_ONCE
+        small = source_info.nbytes * len(sources) <= _AT_ONCE
         whole = model.stored(name) if indices[0] is not None and small else None
         parts.append(_Part(source, share, indices, whole))
     return RowAverage(name, anchor, parts, repair)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import product
 
 from ..errors import UsageError, few
 from .average import Aligned
@@ -37,7 +38,8 @@ class Selection:
 
     def used(self, index: int) -> bool:
         """Whether a model has a weight anywhere."""
-        return any(weights[index] > 0 for _, weights in (("", self.weights), *self.rules))
+        every = [self.weights, *(weights for _, weights in self.rules)]
+        return any(weights[index] > 0 for weights in every)
 
     def keeps(self, name: str) -> bool:
         """Whether the tensor is the anchor's, as it is."""
@@ -49,12 +51,16 @@ class Selection:
 
     def weights_of(self, name: str) -> tuple[float, ...]:
         """The weights of the models in the average of one tensor that is not kept."""
-        return next((w for p, w in self.rules if self._matches((p,), name)), self.weights)
+        for pattern, weights in self.rules:
+            if self._matches((pattern,), name):
+                return weights
+        return self.weights
 
     def of(self, name: str, aligned: Sequence[Aligned]) -> list[Aligned]:
         """The sources that count in the average of one tensor, with their weights there."""
         if self.keeps(name):
             return []
+        # Weights are by model, in the order of the command line; `aligned` has the sources only.
         weights = self.weights_of(name)
         shares = (replace(a, weight=weights[a.model.index]) for a in aligned)
         return [a for a in shares if a.weight > 0]
@@ -89,5 +95,5 @@ class Selection:
         return (f"not averaged but kept from the anchor (--skip, --only): {few(left)}",)
 
     def _matches(self, patterns: Iterable[str], name: str) -> bool:
-        every = (name, *self.others.get(name, ()))
-        return any(fnmatchcase(n, pattern) for pattern in patterns for n in every)
+        pairs = product((name, *self.others.get(name, ())), patterns)
+        return any(fnmatchcase(one, pattern) for one, pattern in pairs)

@@ -1,4 +1,4 @@
-"""A joint basis for the residual streams of several parents (notes/transformers.md section 3).
+"""A joint basis for the residual streams of several parents (docs/methods/joint.md).
 
 The streams side by side need far fewer directions than they have together: the principal axes of
 the stacked stream keep nearly all of each. A fixed linear map commutes with the additions, so that
@@ -51,7 +51,10 @@ def covariances(
     order = sorted(places, key=lambda p: parents[0].program.position[p.node])
     sums = {place.node: _Sums(place) for place in places}
     for batch in samples.batches(parents[0].program.batch):
-        walks = [Walk(p.program, p.tensors, flat_inputs(p.program, batch, device)) for p in parents]
+        walks: list[Walk] = []
+        for parent in parents:
+            inputs = flat_inputs(parent.program, batch, device)
+            walks.append(Walk(parent.program, parent.tensors, inputs))
         for place in order:
             values = [walk.to(place.node) for walk in walks]
             size = walks[0].program.batch
@@ -107,12 +110,11 @@ def joint_basis(
     device = covariance_NN.device
     count = len(streams)
     metrics = [_metric(stream, tensors) for stream, tensors in streams]
-    share_N = torch.cat(
-        [
-            torch.full((len(m),), (w * count) ** 0.5, dtype=torch.float64)
-            for m, w in zip(metrics, weights, strict=True)
-        ]
-    ).to(device)
+    # Powers count by the parents' weights, which are 1 / count where all count alike.
+    shares: list[Tensor] = []
+    for metric, weight in zip(metrics, weights, strict=True):
+        shares.append(torch.full((len(metric),), (weight * count) ** 0.5, dtype=torch.float64))
+    share_N = torch.cat(shares).to(device)
     scaled_NN = share_N[:, None] * covariance_NN * share_N
     if streams[0][0].centred:
         scaled_NN = _without_means(scaled_NN, [len(m) for m in metrics])
@@ -124,21 +126,23 @@ def joint_basis(
         start = stop
     whole = complement(width) if streams[0][0].centred else torch.eye(width, dtype=torch.float64)
     most = min(whole.shape[1], len(scaled_NN))
-    found = torch.linalg.eigh(root_NN @ scaled_NN @ root_NN)
-    axes_Nr = torch.linalg.qr(root_NN @ found.eigenvectors[:, -most:])[0]
+    spectrum = torch.linalg.eigh(root_NN @ scaled_NN @ root_NN)
+    # In the metric of what is read the leading directions are orthogonal; in the stream they
+    # are made so, and `made` is the projection onto them (docs/methods/joint.md).
+    axes_Nr = torch.linalg.qr(root_NN @ spectrum.eigenvectors[:, -most:])[0]
     made_dN = whole[:, :most].to(device) @ axes_Nr.T / count**0.5
     inner_dd = made_dN @ scaled_NN @ made_dN.T
     read_Nd = scaled_NN @ made_dN.T @ torch.linalg.pinv(inner_dd, rtol=_NOTHING, hermitian=True)
     sizes = [len(m) for m in metrics]
     made = torch.split_with_sizes(made_dN * share_N, sizes, 1)
     read = torch.split_with_sizes(read_Nd / share_N[:, None], sizes)
-    if not streams[0][0].centred:
-        return [Basis(m, r) for m, r in zip(made, read, strict=True)]
-    # The stream has no mean, but a shift that has to stay (GPT-2's last) may: it keeps its mean.
-    return [
-        Basis(m + weight / len(r), r + 1.0 / width)
-        for m, r, weight in zip(made, read, weights, strict=True)
-    ]
+    bases: list[Basis] = []
+    for made_dn, read_nd, weight in zip(made, read, weights, strict=True):
+        if streams[0][0].centred:
+            # The stream has no mean, but a shift that has to stay (GPT-2's last) may: it keeps it.
+            made_dn, read_nd = made_dn + weight / len(read_nd), read_nd + 1.0 / width
+        bases.append(Basis(made_dn, read_nd))
+    return bases
 
 
 def _metric(stream: Stream, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -147,7 +151,9 @@ def _metric(stream: Stream, tensors: Mapping[str, Tensor]) -> Tensor:
     if stream.centred:
         readers = [r - r.mean(0) for r in readers]
     size = len(readers[0])
-    total = sum((r @ r.T / r.square().sum().clamp(min=1e-300) for r in readers), torch.zeros(()))
+    total = torch.zeros(())
+    for reader in readers:  # each at unit power: a layer counts by its directions, not by its size
+        total = total + reader @ reader.T / reader.square().sum().clamp(min=1e-300)
     return size * total / len(readers) + _UNREAD * torch.eye(size).to(readers[0])
 
 

@@ -18,9 +18,10 @@ from torch import Tensor
 # Which units, as a mask, and how many of them.
 Quotas = Sequence[tuple[Tensor, int]]
 
-# Up to so many subsets of heads are tried; above, heads are taken one after another.
+# Up to so many subsets of heads are tried (12 of which 4 stay are 495), each a small solve; above,
+# heads are taken one after another.
 _MOST_SUBSETS = 1_000
-# Relative to the mean power of a unit.
+# Relative to the mean power of a unit: what is left of units that others explain is rounding.
 _RIDGE = 1e-5
 
 
@@ -38,17 +39,17 @@ def choose_heads(covariance_UU: Tensor, write_dU: Tensor, heads: int, most: int)
     places = torch.arange(len(covariance_UU)).view(heads, -1)
 
     def explained(chosen: tuple[int, ...]) -> float:
-        own = places[list(chosen)].flatten()
-        inner = covariance_UU[own][:, own].clone()
+        inside = places[list(chosen)].flatten()
+        inner = covariance_UU[inside][:, inside].clone()
         inner.diagonal().add_(ridge)
         factor = torch.linalg.cholesky(inner)
-        half = torch.linalg.solve_triangular(factor, wanted_Ud[own], upper=False)
+        half = torch.linalg.solve_triangular(factor, wanted_Ud[inside], upper=False)
         return float(half.square().sum())
 
     if comb(heads, most) <= _MOST_SUBSETS:
         return max(combinations(range(heads), most), key=explained)
     chosen: tuple[int, ...] = ()
-    for _ in range(most):
+    for _ in range(most):  # greedy: the best head beside those taken
         left = [h for h in range(heads) if h not in chosen]
         chosen = (*chosen, max(left, key=lambda h: explained((*chosen, h))))
     return tuple(sorted(chosen))
@@ -100,5 +101,5 @@ def read_from(covariance_UU: Tensor, chosen_M: Tensor) -> Tensor:
     inner_MM = covariance_UU[chosen_M][:, chosen_M]
     power = float(inner_MM.diagonal().mean())
     inner_MM = inner_MM + (1e-9 * power + 1e-300) * torch.eye(len(chosen_M)).to(inner_MM)
-    found: Tensor = torch.linalg.solve(inner_MM, covariance_UU[chosen_M]).T
-    return found
+    read_UM: Tensor = torch.linalg.solve(inner_MM, covariance_UU[chosen_M]).T
+    return read_UM

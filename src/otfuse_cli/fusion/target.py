@@ -4,7 +4,7 @@ A permutation moves unit onto unit, and the mean of the two is between them. Whe
 (or a plan is soft) an anchor's unit stands beside a mean of several units of the source. Of k
 unrelated units the mean has another place and another scale than any of them, and hardly
 anything to do with the anchor's: aimed at in full it replaces what the unit was for by a blur that
-nothing can make (docs/methods.md, Refit). So it is brought to the mean and deviation that the
+nothing can make (docs/methods/refit.md). So it is brought to the mean and deviation that the
 anchor's unit has, and counts by the share of it that the anchor's unit expresses, the square of
 their correlation, and by how many units stand for one (`matching/width_weights.py`). What both
 compute alike is averaged, the rest is the anchor's; outputs are no such units and count in full.
@@ -14,14 +14,14 @@ Legend: values keep their axes; moments have size 1 along all but those of the u
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import torch
 from torch import Tensor
 
-from ..graph.axes import Axis, axis_units
+from ..graph.axes import axis_units, units_of
 from ..matching.apply import transport_value
 from ..running.execute import Walk
 from .lockstep import Lockstep, Parent
@@ -53,24 +53,24 @@ class MeanTarget:
         An anchor without a share has nothing to express: then the source is aimed at in full.
         """
         parents = self.lockstep.parents
-        softened = {
-            at: dims
-            for at, parent in enumerate(parents)
-            if at > 0 and parents[0].weight > 0 and (dims := _blurred(parent, name))
-        }
-        if not softened:
+        sums: dict[int, _Moments] = {}
+        if parents[0].weight > 0:
+            for at, parent in enumerate(parents[1:], start=1):
+                blurred = _blurred(parent, name)
+                if blurred:
+                    sums[at] = _Moments(blurred)
+        if not sums:
             self._beside = {}
             return
-        sums = {at: _Moments(dims) for at, dims in softened.items()}
         for stop in self.lockstep.stops([name], before, again=True, most=_ENOUGH):
             anchor = self.lockstep.cut(stop.parents[0][name], stop)
             for at, moments in sums.items():
                 value = _moved(parents[at], stop.parents[at], name, stop.parents[0][name])
                 moments.add(anchor, self.lockstep.cut(value, stop))
-        self._beside = {
-            at: moments.beside(parents[at].weight * _share(parents[at], name))
-            for at, moments in sums.items()
-        }
+        beside: dict[int, _Beside] = {}
+        for at, moments in sums.items():
+            beside[at] = moments.beside(parents[at].weight * _share(parents[at], name))
+        self._beside = beside
 
     def __call__(self, name: str, parents: Sequence[Parent], walks: Sequence[Walk]) -> Tensor:
         """What the fused network should have there."""
@@ -101,23 +101,19 @@ def _blurred(parent: Parent, name: str) -> tuple[int, ...]:
     maps, families = parent.alignment.maps, parent.alignment.families
     soft = {space for space, map in maps.items() if not map.hard}
     soft |= {space for space, inner in families.items() if not all(m.hard for m in inner)}
-    return tuple(
-        dim
-        for dim, axis in enumerate(parent.program.axes[name])
-        if axis is not None and not soft.isdisjoint(axis_units(axis))
-    )
+    dims: list[int] = []
+    for dim, axis in enumerate(parent.program.axes[name]):
+        if axis is not None and not soft.isdisjoint(axis_units(axis)):
+            dims.append(dim)
+    return tuple(dims)
 
 
 def _share(parent: Parent, name: str) -> float:
     """How much a source counts by the units that stand for one; never more than in full."""
     assert parent.alignment is not None
     shares = parent.alignment.shares
-    spaces = {unit for axis in _axes(parent, name) for unit in axis_units(axis)}
+    spaces = set(units_of(axis for axis in parent.program.axes[name] if axis is not None))
     return min(1.0, prod(shares.get(space, 1.0) for space in spaces))
-
-
-def _axes(parent: Parent, name: str) -> Iterator[Axis]:
-    return (axis for axis in parent.program.axes[name] if axis is not None)
 
 
 class _Moments:
@@ -142,6 +138,7 @@ class _Moments:
         a, b = self.a / self.count, self.b / self.count
         var_a = (self.aa / self.count - a.square()).clamp(min=0)
         var_b = (self.bb / self.count - b.square()).clamp(min=0)
+        # Units that vary against each other have nothing in common to be averaged.
         together = (self.ab / self.count - a * b).clamp(min=0)
         moving = var_a * var_b > 0
         explained = torch.where(moving, together.square() / (var_a * var_b), 0.0).clamp(max=1)

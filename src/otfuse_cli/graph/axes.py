@@ -7,7 +7,7 @@ Names and structure only; no numbers but sizes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
@@ -40,6 +40,7 @@ class Prod:
     factors: tuple[Axis, ...]
 
     def __str__(self) -> str:
+        # A sum needs brackets in a product; a product in a sum doesn't.
         return " * ".join(f"({f})" if isinstance(f, Cat) else str(f) for f in self.factors)
 
 
@@ -77,6 +78,11 @@ def axis_units(axis: Axis) -> Iterator[str]:
         return iter(())
     children = axis.factors if isinstance(axis, Prod) else axis.parts
     return chain.from_iterable(map(axis_units, children))
+
+
+def units_of(axes: Iterable[Axis]) -> Iterator[str]:
+    """Spaces named in several axes, in order of appearance, repeats included."""
+    return chain.from_iterable(map(axis_units, axes))
 
 
 def product(*factors: Axis) -> Axis:

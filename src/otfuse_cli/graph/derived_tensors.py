@@ -20,7 +20,7 @@ POWER = "power"
 COMPUTED = "computed from a weight"
 UNUSED = "unused"  # the reason of axes that no forward pass reaches
 
-# (tensor, dimension) that carries the units of another (tensor, dimension).
+# A tensor's dimension, and the dimension of another tensor whose units it carries.
 Link = tuple[str, int, str, int]
 
 # The vector's name: old hooks (`weight_orig`, `weight_u`, `weight_v`, the last one missing before
@@ -35,7 +35,8 @@ _BIGGAN = re.compile(r"(?P<module>.+\.)?u0")
 
 def power_vectors(shapes: Shapes) -> tuple[Derived, ...]:
     """Every weight with its power-iteration vectors: lengths must be its rows and all the rest."""
-    return tuple(found for name in shapes if (found := _power(name, shapes)) is not None)
+    candidates = (_power(name, shapes) for name in shapes)
+    return tuple(derived for derived in candidates if derived is not None)
 
 
 def marked(graph: LayerGraph) -> LayerGraph:
@@ -51,20 +52,23 @@ def marked(graph: LayerGraph) -> LayerGraph:
             "once in training mode to renew them"
         )
         graph = replace(graph, warnings=(*graph.warnings, warning))
-    found = tuple(_settled(d, graph) for d in power_vectors(_shapes(graph)))
-    if not found:
+    powers = tuple(_settled(d, graph) for d in power_vectors(_shapes(graph)))
+    if not powers:
         return graph
-    derived = {name for d in found for name in d.tensors}
-    tensors = {
-        name: replace(t, axes=tuple(_derived(a) for a in t.axes)) if name in derived else t
-        for name, t in graph.tensors.items()
-    }
-    bound = {id for d in found for id, where in graph.members.items() if d.source in dict(where)}
-    spaces = {id: _bound(s) if id in bound else s for id, s in graph.spaces.items()}
-    for id, where in graph.members.items():
-        if where and derived.issuperset(name for name, _ in where):
+    derived = _names(powers)
+    tensors = dict(graph.tensors)
+    for name in derived:
+        axes = tuple(_derived(axis) for axis in tensors[name].axes)
+        tensors[name] = replace(tensors[name], axes=axes)
+    sources = {power.source for power in powers}
+    spaces = dict(graph.spaces)
+    for id, places in graph.members.items():
+        carriers = {name for name, _ in places}
+        if sources & carriers:
+            spaces[id] = _bound(spaces[id])
+        if carriers and carriers <= derived:
             spaces[id] = replace(spaces[id], pinned=spaces[id].pinned or COMPUTED)
-    return replace(graph, tensors=tensors, spaces=spaces, derived=(*graph.derived, *found))
+    return replace(graph, tensors=tensors, spaces=spaces, derived=(*graph.derived, *powers))
 
 
 @dataclass(frozen=True)
@@ -86,13 +90,13 @@ class Plain:
         """The graph of what the checkpoint holds, in its order."""
         if not self.hidden:
             return graph
-        held = {self.names.get(n, n): self._renamed(t) for n, t in graph.tensors.items()}
+        by_name = {self.names.get(n, n): self._renamed(t) for n, t in graph.tensors.items()}
         sources = {d.source for d in self.hidden}
         for derived in self.hidden:
             for part, name in derived.parts.items():
-                axes = _vector_axes(held[derived.source], self.whole[name], part)
-                held[name] = GraphTensor(name, self.whole[name], axes)
-        tensors = {name: held[name] for name in self.whole}
+                axes = _vector_axes(by_name[derived.source], self.whole[name], part)
+                by_name[name] = GraphTensor(name, self.whole[name], axes)
+        tensors = {name: by_name[name] for name in self.whole}
         ops = tuple(self._op(op, sources) for op in graph.ops)
         return marked(replace(graph, tensors=tensors, ops=ops))
 
@@ -103,22 +107,22 @@ class Plain:
         """A weight that is computed goes by its own name: nobody takes it for the weight itself."""
         tensors = {}
         for part, name in op.tensors.items():
-            own = self.names.get(name, name)
-            computed = own in sources and op.kind is not OpKind.NORM
-            tensors[f"weight.{own.rpartition('.')[2]}" if computed else part] = own
+            stored_name = self.names.get(name, name)
+            computed = stored_name in sources and op.kind is not OpKind.NORM
+            tensors[f"weight.{stored_name.rpartition('.')[2]}" if computed else part] = stored_name
         return replace(op, tensors=tensors)
 
 
 def spec_view(shapes: Shapes, *, rename: bool = True) -> Plain:
     """What a spec or a family is to see of these tensors; with `rename` by their plain names."""
     hidden = power_vectors(shapes)
-    vectors = {name for d in hidden for name in d.tensors}
+    vectors = _names(hidden)
     names: dict[str, str] = {}
     for derived in hidden:
         match = _PLAIN.fullmatch(derived.source)
         if match is not None and rename:
             names[f"{match['module'] or ''}{match['part']}"] = derived.source
-    back = {own: name for name, own in names.items()}
+    back = {stored_name: name for name, stored_name in names.items()}
     left = {back.get(n, n): shape for n, shape in shapes.items() if n not in vectors}
     return Plain(left, names, hidden, shapes)
 
@@ -131,6 +135,7 @@ def linked(derived: Derived, graph: LayerGraph) -> Iterator[Link]:
         yield target, 0, source, derived.dim
         return
     if kind == "looked up":
+        # Axes of the indices stand where rows of the table (axis 0) stood.
         indices = len(graph.tensors[derived.others[0]].shape)
         for dim, at in enumerate(derived.order):
             if at >= indices:
@@ -138,30 +143,38 @@ def linked(derived: Derived, graph: LayerGraph) -> Iterator[Link]:
         return
     rank = range(len(graph.tensors[target].shape))
     order = derived.order if kind == "copy" and derived.order else rank
-    yield from ((target, dim, source, at) for dim, at in zip(rank, order, strict=True))
+    for dim, at in zip(rank, order, strict=True):
+        yield target, dim, source, at
     if kind == "sums":
-        yield from ((derived.others[0], i, source, at) for i, at in enumerate(derived.order))
+        for dim, at in enumerate(derived.order):
+            yield derived.others[0], dim, source, at
     if kind == "gained":
         gain = graph.tensors[derived.others[0]].shape
-        yield from ((derived.others[0], d, source, d) for d in rank if gain[d] > 1)
+        for dim in rank:
+            if gain[dim] > 1:  # a single number is broadcast, and goes with no unit
+                yield derived.others[0], dim, source, dim
 
 
-def related(graph: LayerGraph, found: Sequence[Derived], links: Sequence[Link]) -> LayerGraph:
+def related(graph: LayerGraph, relations: Sequence[Derived], links: Sequence[Link]) -> LayerGraph:
     """The graph with relations: axes that nothing reaches get the units of those they go with."""
     tensors = dict(graph.tensors)
     for one, dim, other, at in links:
         ends = ((one, dim), (other, at))
         reached = [end for end in ends if not _unreached(tensors[end[0]].axes[end[1]], graph)]
+        # With both ends reached the network says already what they carry; with none nobody does.
         if len(reached) == 1:
             (name, axis) = next(end for end in ends if end not in reached)
-            (owner, own) = reached[0]
-            moved = TensorAxis(tensors[owner].axes[own].expr, frozenset({Role.DERIVED}))
+            (owner, owner_dim) = reached[0]
+            moved = TensorAxis(tensors[owner].axes[owner_dim].expr, frozenset({Role.DERIVED}))
             axes = list(tensors[name].axes)
             axes[axis] = moved
             tensors[name] = replace(tensors[name], axes=tuple(axes))
-    carried = {u for t in tensors.values() for axis in t.axes for u in axis_units(axis.expr)}
+    carried: set[str] = set()
+    for tensor in tensors.values():
+        carried |= tensor.units
+    # A space that stood only for axes that nothing reaches is gone with them.
     spaces = {id: s for id, s in graph.spaces.items() if id in carried or s.pinned != UNUSED}
-    return replace(graph, tensors=tensors, spaces=spaces, derived=(*graph.derived, *found))
+    return replace(graph, tensors=tensors, spaces=spaces, derived=(*graph.derived, *relations))
 
 
 def _unreached(axis: TensorAxis, graph: LayerGraph) -> bool:
@@ -171,15 +184,23 @@ def _unreached(axis: TensorAxis, graph: LayerGraph) -> bool:
 
 def without_vectors(graph: LayerGraph) -> LayerGraph:
     """The graph as a spec is to describe it: vectors are found again by their names."""
-    gone = {name for d in graph.derived for name in d.tensors}
+    gone = _names(graph.derived)
     if not gone:
         return graph
-    ops = tuple(
-        replace(op, tensors={part: n for part, n in op.tensors.items() if n not in gone})
-        for op in graph.ops
-    )
+    ops: list[Op] = []
+    for op in graph.ops:
+        left = {part: name for part, name in op.tensors.items() if name not in gone}
+        ops.append(replace(op, tensors=left))
     tensors = {n: t for n, t in graph.tensors.items() if n not in gone}
-    return replace(graph, tensors=tensors, ops=ops, derived=())
+    return replace(graph, tensors=tensors, ops=tuple(ops), derived=())
+
+
+def _names(derived: Sequence[Derived]) -> set[str]:
+    """Names of all tensors that are computed."""
+    names: set[str] = set()
+    for one in derived:
+        names.update(one.tensors)
+    return names
 
 
 def _power(name: str, shapes: Shapes) -> Derived | None:
@@ -209,12 +230,17 @@ def _candidates(name: str) -> Iterator[tuple[dict[str, str], tuple[str, ...]]]:
 def fitting_dims(source: str, parts: Mapping[str, str], shapes: Shapes) -> list[int]:
     """Axes of the weight that `u` may stand for: one number each, and `v` one for all the rest."""
     weight, total = shapes[source], prod(shapes[source])
-    if len(weight) < 2 or not total:
+    if len(weight) < 2 or not total:  # a vector has no norm of this kind
         return []
-    wanted = [shapes[parts[p]] for p in ("u", "v") if p in parts]
-    if any(sum(n > 1 for n in shape) > 1 for shape in wanted):
-        return []
-    lengths = [prod(shape) for shape in wanted]
+    lengths: list[int] = []
+    for part in ("u", "v"):
+        if part not in parts:
+            continue
+        shape = shapes[parts[part]]
+        if len([n for n in shape if n > 1]) > 1:  # a matrix: (1, n), as BigGAN's u, is a vector
+            return []
+        lengths.append(prod(shape))
+    # Old hooks keep no `v`: then the rows alone decide.
     return [d for d, n in enumerate(weight) if lengths == [n, total // n][: len(lengths)]]
 
 
@@ -224,6 +250,7 @@ def _settled(derived: Derived, graph: LayerGraph) -> Derived:
     u = graph.tensors[derived.parts["u"]].axes[-1].expr
     dims = fitting_dims(derived.source, derived.parts, _shapes(graph))
 
+    # A square weight may have two such axes: the lengths of the vectors don't tell them apart.
     def rank(dim: int) -> tuple[bool, bool, int]:
         axis = source.axes[dim]
         return (axis.expr != u, Role.PRODUCE not in axis.roles, dim)
@@ -237,13 +264,14 @@ def _vector_axes(weight: GraphTensor, shape: tuple[int, ...], part: str) -> tupl
     dim = made[0] if made else 0
     rest = [axis.expr for d, axis in enumerate(weight.axes) if d != dim]
     whole = {"u": weight.axes[dim].expr, "v": _flat(rest)}.get(part)
-    axes = [Fixed(n) for n in shape]
     if whole is None:
-        return tuple(TensorAxis(a, frozenset({Role.FIXED})) for a in axes)
+        return tuple(TensorAxis(Fixed(n), frozenset({Role.FIXED})) for n in shape)
+    role = frozenset({Role.DERIVED})
+    axes = [TensorAxis(Fixed(n), role) for n in shape]
+    # A vector may be stored as (1, n): its units are on the one long axis.
     last = max(range(len(shape)), key=lambda d: shape[d])
-    return tuple(
-        TensorAxis(whole if d == last else a, frozenset({Role.DERIVED})) for d, a in enumerate(axes)
-    )
+    axes[last] = TensorAxis(whole, role)
+    return tuple(axes)
 
 
 def _flat(axes: list[Axis]) -> Axis:
@@ -268,4 +296,4 @@ def _bound(space: Space) -> Space:
 
 
 def _shapes(graph: LayerGraph) -> Shapes:
-    return {name: tensor.shape for name, tensor in graph.tensors.items()}
+    return dict(graph.shapes)

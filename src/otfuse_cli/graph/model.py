@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
-from .axes import Axis, Cat, Fixed, Prod, Unit, axis_units
+from .axes import Axis, Cat, Fixed, Prod, Unit, axis_units, units_of
 
 # Shapes of tensors by name.
 Shapes = Mapping[str, tuple[int, ...]]
@@ -20,7 +20,7 @@ PINNED = {"in": "input", "out": "output"}
 
 
 class Role(StrEnum):
-    """How a tensor uses the units on one of its axes (DESIGN section 2)."""
+    """How a tensor uses the units on one of its axes (docs/architecture.md)."""
 
     PRODUCE = "produce"  # rows that make the unit
     CONSUME = "consume"  # columns that read it
@@ -84,13 +84,23 @@ class GraphTensor:
     aliases: tuple[str, ...] = ()
     stands_for: tuple[str, ...] = ()
 
+    @cached_property
+    def exprs(self) -> tuple[Axis, ...]:
+        """Expressions of its axes."""
+        return tuple(axis.expr for axis in self.axes)
+
+    @cached_property
+    def units(self) -> frozenset[str]:
+        """Spaces on its axes."""
+        return frozenset(units_of(self.exprs))
+
     def dims(self, space: str, role: Role | None = None) -> tuple[int, ...]:
         """Dimensions whose expression names `space` (in `role`, when given)."""
-        return tuple(
-            d
-            for d, axis in enumerate(self.axes)
-            if space in axis_units(axis.expr) and (role is None or role in axis.roles)
-        )
+        dims: list[int] = []
+        for d, axis in enumerate(self.axes):
+            if space in axis_units(axis.expr) and (role is None or role in axis.roles):
+                dims.append(d)
+        return tuple(dims)
 
 
 @dataclass(frozen=True)
@@ -122,7 +132,7 @@ class Derived:
     """Tensors that are a function of others.
 
     Attributes:
-        kind: Which function (`graph.derived`, `fuse.relations`).
+        kind: Which function (`graph.derived_tensors`, `fusion.relations`).
         source: The tensor that it is a function of first of all.
         parts: Part to tensor name.
         dim: The axis of the source that counts as its rows.
@@ -151,15 +161,6 @@ class Derived:
 
 
 @dataclass(frozen=True)
-class Tap:
-    """Where a forward hook sees the units of a space: module path, axis, expression there."""
-
-    module: str
-    axis: int
-    expr: Axis
-
-
-@dataclass(frozen=True)
 class LayerGraph:
     """The alignment structure of one model.
 
@@ -167,7 +168,6 @@ class LayerGraph:
         tensors: By name, in checkpoint order. Scalars have no axes.
         spaces: By id, in processing order.
         ops: In execution order.
-        taps: For activation matching; empty when no module was traced.
         outputs: (output, axis, expression) where a returned tensor shows free units; empty when
             the outputs are pinned.
         source: Where the graph comes from: `family resnet`, `spec net.yaml`, `traced f.py:net`.
@@ -180,7 +180,6 @@ class LayerGraph:
     tensors: Mapping[str, GraphTensor]
     spaces: Mapping[str, Space]
     ops: tuple[Op, ...] = ()
-    taps: tuple[Tap, ...] = ()
     outputs: tuple[tuple[int, int, Axis], ...] = ()
     source: str = ""
     warnings: tuple[str, ...] = ()
@@ -193,14 +192,25 @@ class LayerGraph:
         return {id: space.size for id, space in self.spaces.items()}
 
     @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes by tensor name."""
+        return {name: tensor.shape for name, tensor in self.tensors.items()}
+
+    @cached_property
+    def indices(self) -> frozenset[str]:
+        """Spaces whose units are heads or groups: each has free units of its own inside."""
+        return frozenset(space.per for space in self.free() if space.per is not None)
+
+    @cached_property
     def members(self) -> dict[str, tuple[tuple[str, int], ...]]:
         """Space id to every (tensor, dimension) that carries it."""
-        found: dict[str, list[tuple[str, int]]] = {id: [] for id in self.spaces}
+        places: dict[str, list[tuple[str, int]]] = {id: [] for id in self.spaces}
         for tensor in self.tensors.values():
             for dim, axis in enumerate(tensor.axes):
+                # A space may stand on one axis twice (`h + h`): it is one dimension all the same.
                 for id in dict.fromkeys(axis_units(axis.expr)):
-                    found[id].append((tensor.name, dim))
-        return {id: tuple(where) for id, where in found.items()}
+                    places[id].append((tensor.name, dim))
+        return {id: tuple(where) for id, where in places.items()}
 
     def free(self) -> Iterator[Space]:
         """Spaces that may move, in processing order."""
@@ -215,43 +225,11 @@ class LayerGraph:
         return self._with_role(space, Role.CONSUME)
 
     def _with_role(self, space: str, role: Role) -> tuple[str, ...]:
-        names = (
-            name for name, dim in self.members[space] if role in self.tensors[name].axes[dim].roles
-        )
-        return tuple(dict.fromkeys(names))
-
-
-def first_difference(source: LayerGraph, anchor: LayerGraph) -> str | None:
-    """Where two graphs differ in more than widths, in words; None when they match.
-
-    Graphs match when they have the same tensors, the same axis expressions with equal ids, and
-    equal fixed and pinned sizes (notes/graph.md section 2).
-    """
-    for name in anchor.tensors:
-        if name not in source.tensors:
-            return f"{name} is missing from the source"
-    for name, mine in source.tensors.items():
-        if name not in anchor.tensors:
-            return f"{name} is missing from the anchor"
-        theirs = anchor.tensors[name]
-        where = f"{name}: source {list(mine.shape)}, anchor {list(theirs.shape)}"
-        if len(mine.axes) != len(theirs.axes):
-            return f"{where}: different number of axes"
-        for dim, (a, b) in enumerate(zip(mine.axes, theirs.axes, strict=True)):
-            if a.expr != b.expr:
-                return f"{where}: axis {dim} is `{a.expr}` in the source, `{b.expr}` in the anchor"
-    for id, space in anchor.spaces.items():
-        if (
-            space.pinned is not None
-            and id in source.spaces
-            and source.spaces[id].size != space.size
-        ):
-            name, dim = anchor.members[id][0]
-            return (
-                f"{name} axis {dim} ({space.pinned}): source {source.spaces[id].size}, "
-                f"anchor {space.size}"
-            )
-    return None
+        names: dict[str, None] = {}  # a set that keeps the order
+        for name, dim in self.members[space]:
+            if role in self.tensors[name].axes[dim].roles:
+                names[name] = None
+        return tuple(names)
 
 
 __all__ = [
@@ -266,8 +244,6 @@ __all__ = [
     "Prod",
     "Role",
     "Space",
-    "Tap",
     "TensorAxis",
     "Unit",
-    "first_difference",
 ]

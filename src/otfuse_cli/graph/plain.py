@@ -20,13 +20,8 @@ def plain_graph(shapes: Shapes, aliases: Mapping[str, tuple[str, ...]]) -> Layer
         shapes: Of every tensor, in the order of the file.
         aliases: Other names of tied tensors.
     """
-    tensors = {
-        name: GraphTensor(
-            name,
-            shape,
-            tuple(TensorAxis(Fixed(size), frozenset({Role.FIXED})) for size in shape),
-            tuple(aliases.get(name, ())),
-        )
-        for name, shape in shapes.items()
-    }
+    tensors: dict[str, GraphTensor] = {}
+    for name, shape in shapes.items():
+        axes = tuple(TensorAxis(Fixed(size), frozenset({Role.FIXED})) for size in shape)
+        tensors[name] = GraphTensor(name, shape, axes, tuple(aliases.get(name, ())))
     return LayerGraph(tensors, {}, source=PLAIN)

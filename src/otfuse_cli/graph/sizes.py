@@ -29,7 +29,7 @@ def fit_axis(axis: Axis, length: int, sizes: Mapping[str, int]) -> dict[str, int
             raise ValueError(f"the axis has {length} positions, `{axis}` makes {got}")
         return {}
     (space,) = unknown
-    if isinstance(axis, Unit) and length:
+    if isinstance(axis, Unit) and length:  # most axes: nothing to search for
         return {space: length}
     inside = {u: sizes.get(u, 0) for u in axis_units(axis)}
     low, high = 1, max(length, 1)
@@ -56,7 +56,7 @@ def resize(
     label: str,
     anchor: str,
     whole_groups: bool = False,
-    known: Mapping[str, int] | None = None,
+    known_sizes: Mapping[str, int] | None = None,
 ) -> LayerGraph:
     """The same graph for a model of other widths: free spaces take their sizes from `shapes`.
 
@@ -67,24 +67,25 @@ def resize(
         anchor: What messages call the anchor.
         whole_groups: Where heads and what is inside them share an axis, the number of heads
             differs, not their inside (as after pruning). Tried, too, where equal numbers fit none.
-        known: Sizes that were found in another way.
+        known_sizes: Sizes that were found in another way.
 
     Raises:
         IncompatibleModels: The two differ in more than widths; the first difference is named with
             both shapes.
     """
     _require_same_names(graph, shapes, label, anchor)
-    sizes, misfits = solve_widths(graph, shapes, whole_groups=whole_groups, known=known)
+    sizes, misfits = solve_widths(graph, shapes, whole_groups=whole_groups, known_sizes=known_sizes)
     if misfits and not whole_groups:
+        # As a pruned network has it: fewer heads, each as wide as it was.
         inside, others = solve_widths(graph, shapes, whole_groups=True)
         sizes, misfits = (sizes, misfits) if others else (inside, others)
     if misfits:
         misfit = misfits[0]
-        mine, theirs = graph.tensors[misfit.name].shape, shapes[misfit.name]
+        anchor_shape, shape = graph.tensors[misfit.name].shape, shapes[misfit.name]
         raise IncompatibleModels(
             "the models differ in more than widths",
-            where=f"{misfit.name} axis {misfit.dim}: {list(theirs)} in {label}, "
-            f"{list(mine)} in {anchor}",
+            where=f"{misfit.name} axis {misfit.dim}: {list(shape)} in {label}, "
+            f"{list(anchor_shape)} in {anchor}",
             why=misfit.why,
             fix="fuse models of one architecture, with the same inputs and classes",
         )
@@ -114,7 +115,7 @@ def solve_widths(
     shapes: Shapes,
     *,
     whole_groups: bool = False,
-    known: Mapping[str, int] | None = None,
+    known_sizes: Mapping[str, int] | None = None,
 ) -> tuple[dict[str, int], tuple[Misfit, ...]]:
     """Sizes of all spaces in another model of the same layers, and every axis that fits none.
 
@@ -124,38 +125,49 @@ def solve_widths(
         graph: The anchor's graph.
         shapes: The other model's, with the anchor's number of axes; tensors may be missing.
         whole_groups: Of heads and what is inside them, the inside keeps the anchor's size.
-        known: Sizes that were found in another way.
+        known_sizes: Sizes that were found in another way.
     """
     sizes = {id: s.size for id, s in graph.spaces.items() if s.pinned is not None}
-    sizes = {**(known or {}), **sizes}
+    sizes = {**(known_sizes or {}), **sizes}
     misfits: list[Misfit] = []
-    pending = [(n, d) for n in graph.tensors if n in shapes for d in range(len(shapes[n]))]
+    pending: list[tuple[str, int]] = []
+    for name in graph.tensors:
+        pending.extend((name, dim) for dim in range(len(shapes.get(name, ()))))
+    # An axis with two unknown spaces waits until another has told one of them.
     while pending:
         left = []
         for name, dim in pending:
             axis = graph.tensors[name].axes[dim].expr
             try:
-                found = fit_axis(axis, shapes[name][dim], sizes)
+                solved = fit_axis(axis, shapes[name][dim], sizes)
             except ValueError as error:
-                reasons = {graph.spaces[u].pinned for u in axis_units(axis)} - {None}
-                pinned = f"; that axis is pinned: {', '.join(sorted(map(str, reasons)))}"
-                inside = any(graph.spaces[u].per is not None for u in axis_units(axis))
-                groups = "; heads and groups go whole" if inside else ""
-                why = f"{error}" + groups + (pinned if reasons else "")
-                misfits.append(Misfit(name, dim, why))
+                misfits.append(Misfit(name, dim, f"{error}{_remarks(graph, axis)}"))
                 continue
-            if found is None:
+            if solved is None:
                 left.append((name, dim))
-            sizes |= found or {}
-        if len(left) == len(pending):
+            sizes |= solved or {}
+        if len(left) == len(pending):  # nothing is told any more: one space keeps its size
             name, dim = left[0]
             axis = graph.tensors[name].axes[dim].expr
             unknown = [u for u in axis_units(axis) if u not in sizes]
             if whole_groups:
+                # Families first: the inside of the heads keeps its size, their number changes.
                 unknown.sort(key=lambda u: graph.spaces[u].per is None)
             sizes[unknown[0]] = graph.spaces[unknown[0]].size
         pending = left
     return sizes, tuple(misfits)
+
+
+def _remarks(graph: LayerGraph, axis: Axis) -> str:
+    """What else a message says of an axis that no sizes explain."""
+    spaces = [graph.spaces[u] for u in axis_units(axis)]
+    remarks = ""
+    if any(space.per is not None for space in spaces):
+        remarks += "; heads and groups go whole"
+    reasons = {space.pinned for space in spaces if space.pinned is not None}
+    if reasons:
+        remarks += f"; that axis is pinned: {', '.join(sorted(reasons))}"
+    return remarks
 
 
 def _require_same_names(graph: LayerGraph, shapes: Shapes, label: str, anchor: str) -> None:

@@ -65,5 +65,5 @@ class Picture:
 
 def ticks(categories: Sequence[str], most: int) -> list[tuple[int, str]]:
     """At most `most` of the categories, evenly spaced, with their positions."""
-    step = max(1, -(-len(categories) // most))
+    step = max(1, -(-len(categories) // most))  # rounded up
     return [(at, categories[at]) for at in range(0, len(categories), step)]

@@ -83,9 +83,9 @@ def _name(record: Record) -> str:
 def _lines(records: Sequence[Record], names: Sequence[str]) -> Iterator[Series]:
     sources = list(dict.fromkeys(record.source for record in records))
     for source in sources:
-        own = {_name(record): record for record in records if record.source == source}
+        records_of = {_name(record): record for record in records if record.source == source}
         for field, label, style in _COSTS:
-            values = tuple(getattr(own.get(name), field, None) for name in names)
+            values = tuple(getattr(records_of.get(name), field, None) for name in names)
             if any(value is not None for value in values):
                 several = len(sources) > 1
                 more, colour = (f", checkpoint {source}", source) if several else ("", None)
@@ -98,13 +98,16 @@ def _matrix(report: Report) -> tuple[HeatMap, ...]:
         return ()
     count = len(report.inputs)
     costs = {(p.source, p.anchor): p.ot_cost for p in report.pairs}
+    values: list[tuple[float | None, ...]] = []
+    for source in range(count):
+        values.append(tuple(costs.get((source, anchor)) for anchor in range(count)))
     numbers = tuple(map(str, range(count)))
     return (
         HeatMap(
             "Total OT cost of all pairs",
             "anchor",
             "source",
-            tuple(tuple(costs.get((s, a)) for a in range(count)) for s in range(count)),
+            tuple(values),
             (count, count),
             numbers,
             numbers,

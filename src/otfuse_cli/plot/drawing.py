@@ -12,6 +12,7 @@ DASHES = {"solid": "-", "dashed": "--", "dotted": ":"}
 _MARKERS = "osD^vPX"
 # Inches; a label of a category needs its share of the width, up to a page of this size.
 _WIDTH, _WIDEST, _PER_CATEGORY = 9.0, 22.0, 0.24
+# Inches of a line chart and of a map; letters of a title in a line above a map.
 _LINE_HEIGHT, _MAP, _MAP_LETTERS = 4.2, 1.8, 26
 
 
@@ -34,10 +35,13 @@ def drawing(picture: Picture, kind: str) -> bytes:
 def _figure(picture: Picture) -> Any:
     from matplotlib.figure import Figure
 
-    longest = max((len(c.categories or ()) for c in picture.lines), default=0)
+    longest = names = 0
+    for chart in picture.lines:
+        longest = max(longest, len(chart.categories or ()))
+        names = max(names, *map(len, chart.categories or ("",)))
     width = min(_WIDEST, max(_WIDTH, 1.5 + _PER_CATEGORY * longest))
     per_row = max(1, int(width / (_MAP + 0.4)))
-    names = max((len(n) for c in picture.lines for n in c.categories or ()), default=0)
+    # Names of categories stand upright below the axis: longer ones need more height.
     heights = [_LINE_HEIGHT + 0.065 * names] * len(picture.lines)
     map_rows = -(-len(picture.maps) // per_row)
     titles = max((len(chart.title) for chart in picture.maps), default=0)
@@ -84,13 +88,16 @@ def _draw_lines(axes: Any, chart: LineChart, note: str, *, most: int) -> None:
     axes.set_title("\n".join(filter(None, (chart.title, fill(note, 110)))), fontsize=8, loc="left")
     axes.grid(alpha=0.3)
     if len(handles) > 1:
+        # A legend leaves out what begins with an underscore.
         names = [line.name if line.name[:1] != "_" else f" {line.name}" for line in chart.series]
         axes.legend(handles, names, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
 
 
 def _draw_map(axes: Any, chart: HeatMap) -> None:
     columns, rows = chart.extent
-    cells = [[float("nan") if v is None else v for v in row] for row in chart.values]
+    cells: list[list[float]] = []
+    for row in chart.values:  # matplotlib leaves NaN white
+        cells.append([float("nan") if value is None else value for value in row])
     image = axes.imshow(
         cells,
         cmap="Blues",
@@ -112,7 +119,7 @@ def _draw_map(axes: Any, chart: HeatMap) -> None:
         for at, row in enumerate(chart.values):
             for column, value in enumerate(row):
                 if value is not None:
-                    dark = value > 0.6 * image.norm.vmax
+                    dark = value > 0.6 * image.norm.vmax  # from there on black is hard to read
                     axes.text(
                         column,
                         at,

@@ -48,6 +48,7 @@ def page(picture: Picture) -> str:
         style=(folder / "page.css").read_text(encoding="utf-8"),
         script=(folder / "page.js").read_text(encoding="utf-8"),
         tables="\n".join(_table(chart) for chart in picture.lines),
+        # A name with `</script>` in it would end the data.
         data=text.replace("<", "\\u003c"),
     )
 

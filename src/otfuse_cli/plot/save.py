@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from math import isfinite
 from pathlib import Path
 
 from ..checkpoint.publication import write_whole
 from ..checkpoint.write import check_output
 from ..errors import UsageError
-from .charts import LineChart, Picture, Series
+from .charts import Picture
 
 SUFFIXES = (".png", ".svg", ".html")
 
@@ -60,38 +58,3 @@ def drawn(path: Path, picture: Picture) -> bytes:
     from .drawing import drawing
 
     return drawing(picture, suffix.removeprefix("."))
-
-
-def line_plot(
-    path: Path,
-    series: Mapping[str, tuple[Sequence[float], Sequence[float | None]]],
-    xlabel: str,
-    ylabel: str,
-    title: str,
-    *,
-    note: str = "",
-    overwrite: bool = False,
-) -> None:
-    """Draw curves into a png, svg or html file.
-
-    Args:
-        path: The suffix decides the format.
-        series: Name to x and y of each curve, of equal length; a y of None leaves a gap.
-        xlabel: What x is, with its unit.
-        ylabel: What y is, with its unit.
-        title: Above the plot.
-        note: A sentence below the title.
-        overwrite: Replace a file that exists.
-
-    Raises:
-        UsageError: An unknown suffix, or matplotlib is missing.
-        OutputRefused: The file exists, or can't be written.
-        ValueError: x and y of different length, or a number that isn't finite.
-    """
-    lines = []
-    for name, (xs, ys) in series.items():
-        if len(xs) != len(ys) or not all(isfinite(v) for v in (*xs, *ys) if v is not None):
-            raise ValueError(f"{name}: x and y must be finite and of equal length")
-        lines.append(Series(name, tuple(map(float, xs)), tuple(ys)))
-    chart = LineChart("", xlabel, ylabel, tuple(lines))
-    write_picture(path, Picture(title, note, (chart,)), overwrite=overwrite)

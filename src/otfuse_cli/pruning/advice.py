@@ -14,6 +14,7 @@ _WIDTHS = (
     *("intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "d_ff", "n_inner"),
     *("ffn_hidden_size", "hidden_size", "d_model", "n_embd", "embedding_size", "dim"),
 )
+# Groups of keys and values before heads of queries: the first that a class reads counts.
 _HEADS = ("num_key_value_heads", "num_attention_heads", "n_head", "num_heads", "n_heads")
 
 
@@ -71,21 +72,20 @@ def advice(
         config: The config.json that the network is built from, if any.
         arguments: Arguments of the factory with their defaults, if there is one.
     """
-    changed = {
-        id: (space.size, after.spaces[id].size)
-        for id, space in before.spaces.items()
-        if space.size != after.spaces[id].size
-    }
+    changed: dict[str, tuple[int, int]] = {}
+    for id, space in before.spaces.items():
+        if space.size != after.spaces[id].size:
+            changed[id] = space.size, after.spaces[id].size
     if not changed:
         return Advice()
     keys = list(_config(before, after, changed, config or {}))
-    found = [*(key.sentence() for key in keys), *_factory(changed, arguments or {})]
+    sentences = [*(key.sentence() for key in keys), *_factory(changed, arguments or {})]
     widths = ", ".join(f"{id} {old} -> {new}" for id, (old, new) in changed.items())
     # A key that the file lacks is one that not every class of its kind reads.
-    said = {k.name: k.new for k in keys if k.old is not None and k.new is not None}
+    new_values = {k.name: k.new for k in keys if k.old is not None and k.new is not None}
     return Advice(
-        (*found, f"build the network with its new widths: {widths}"),
-        said if len(said) == len(keys) else {},
+        (*sentences, f"build the network with its new widths: {widths}"),
+        new_values if len(new_values) == len(keys) else {},
     )
 
 
@@ -101,17 +101,20 @@ def _config(
     if isinstance(config.get("n_embd"), int) and config.get("n_inner") is None:
         config = {**config, "n_inner": 4 * config["n_embd"]}  # what GPT-2 takes it to be
     for key in _WIDTHS:
-        own = {id: new for id, (old, new) in plain.items() if old == config.get(key)}
-        if own:
-            alike = [
-                id for id, s in before.spaces.items() if s.size == config[key] and s.pinned is None
-            ]
-            yield _set(key, config[key], own, {id: after.spaces[id].size for id in alike})
+        widths = {id: new for id, (old, new) in plain.items() if old == config.get(key)}
+        if widths:
+            # One number stands for all spaces of this size, those that stayed included.
+            every: dict[str, int] = {}
+            for id, space in before.spaces.items():
+                if space.size == config[key] and space.pinned is None:
+                    every[id] = after.spaces[id].size
+            yield _set(key, config[key], widths, every)
     for key in _HEADS:
         sizes = {id: after.spaces[id].size * _inside(before, id, key) for id in heads}
-        own = {id: sizes[id] for id in groups}
-        if own and isinstance(config.get(key), int):
-            yield _set(key, config[key], own, sizes)
+        widths = {id: sizes[id] for id in groups}
+        if widths and isinstance(config.get(key), int):
+            yield _set(key, config[key], widths, sizes)
+    # A class without head_dim divides its width by its heads, which are fewer now.
     if "head_dim" not in config:
         for width, heads_key in (("hidden_size", "num_attention_heads"), ("n_embd", "n_head")):
             if not groups and config.get(width) not in {old for old, _ in changed.values()}:
@@ -125,20 +128,21 @@ def _inside(graph: LayerGraph, index: str, key: str) -> int:
     """Heads in each group, where `key` counts heads."""
     if key == "num_key_value_heads":
         return 1
-    queries = [
-        unit
-        for node in graph.tensors.values()
-        for axis in node.axes
-        if "produce" in axis.roles and isinstance(axis.expr, Prod) and len(axis.expr.factors) > 2
-        for unit in axis_units(axis.expr)
-        if graph.spaces[unit].per == index
-    ]
-    return graph.spaces[queries[0]].size if queries else 1
+    # Rows of grouped queries are group * head in the group * inside.
+    for node in graph.tensors.values():
+        for axis in node.axes:
+            factors = axis.expr.factors if isinstance(axis.expr, Prod) else ()
+            if "produce" not in axis.roles or len(factors) <= 2:
+                continue
+            for unit in axis_units(axis.expr):
+                if graph.spaces[unit].per == index:
+                    return graph.spaces[unit].size
+    return 1
 
 
-def _set(key: str, old: Any, own: Mapping[str, int], every: Mapping[str, int]) -> _Key:
+def _set(key: str, old: Any, widths: Mapping[str, int], every: Mapping[str, int]) -> _Key:
     sizes = set(every.values())
-    return _Key(key, old, sizes.pop() if len(sizes) == 1 else None, own)
+    return _Key(key, old, sizes.pop() if len(sizes) == 1 else None, widths)
 
 
 def _factory(changed: Mapping[str, tuple[int, int]], arguments: Mapping[str, Any]) -> Iterator[str]:
@@ -148,6 +152,7 @@ def _factory(changed: Mapping[str, tuple[int, int]], arguments: Mapping[str, Any
         by_size.setdefault(old, set()).add(new)
     for name, default in arguments.items():
         numbers = default if isinstance(default, tuple | list) else (default,)
+        # `type`, for a flag is an integer to Python, and 1 may be a width.
         hits = [n for n in numbers if type(n) is int and n in by_size]
         for old in dict.fromkeys(hits):
             sizes = " or ".join(map(str, sorted(by_size[old])))

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from itertools import chain
 
 from ..errors import IncompatibleModels, UsageError
-from ..graph.axes import axis_units
+from ..graph.axes import axis_units, units_of
 from ..graph.model import LayerGraph, OpKind, Role, Space
 
+# Norms whose statistics are over all units: without some, those that stay come out otherwise.
 _TOGETHER = frozenset({"layer", "rms"})
 
 
@@ -59,13 +61,13 @@ def choose_amounts(
             why="no unit of it is free to go: the report of otfuse inspect --graph has the reasons",
         )
     names = {id: names_of(graph, id) for id in prunable}
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
     if amount is not None:
         together = _together(graph)
         chosen = [id for id in prunable if id not in together]
         if only:
-            chosen = list(dict.fromkeys(id for p in only for id in _matching(p, names)))
-        found = dict.fromkeys(chosen, amount)
+            chosen = list(dict.fromkeys(chain.from_iterable(_matching(p, names) for p in only)))
+        shares = dict.fromkeys(chosen, amount)
     by_name: dict[str, tuple[str, float]] = {}
     for name, share in (layer or {}).items():
         for id in _named(graph, name, names):
@@ -77,8 +79,8 @@ def choose_amounts(
                     fix="give one of them",
                 )
             by_name[id] = name, share
-            found[id] = share
-    return {id: found[id] for id in prunable if id in found}
+            shares[id] = share
+    return {id: shares[id] for id in prunable if id in shares}
 
 
 def kept_count(size: int, amount: float) -> int:
@@ -94,12 +96,12 @@ def held_together(graph: LayerGraph) -> tuple[str, ...]:
 
 def names_of(graph: LayerGraph, space: str) -> tuple[str, ...]:
     """What a space answers to: its id, and modules and tensors that make or carry its units."""
-    found = {space: None}
+    answers = {space: None}
     for name, dim in graph.members[space]:
         if graph.tensors[name].axes[dim].roles != {Role.CONSUME}:
-            found[name] = None
-            found[name.rpartition(".")[0] or name] = None
-    return tuple(found)
+            answers[name] = None
+            answers[name.rpartition(".")[0] or name] = None
+    return tuple(answers)
 
 
 def _prunable(graph: LayerGraph) -> Iterator[Space]:
@@ -110,36 +112,37 @@ def _prunable(graph: LayerGraph) -> Iterator[Space]:
 
 def _together(graph: LayerGraph) -> frozenset[str]:
     """Spaces that a norm takes its statistics over."""
-    return frozenset(
-        unit
-        for op in graph.ops
-        if op.kind is OpKind.NORM and op.detail in _TOGETHER
-        for axis in op.reads
-        for unit in axis_units(axis)
-    )
+    together: set[str] = set()
+    for op in graph.ops:
+        if op.kind is OpKind.NORM and op.detail in _TOGETHER:
+            together.update(units_of(op.reads))
+    return frozenset(together)
 
 
 def _matching(pattern: str, names: Mapping[str, Sequence[str]]) -> list[str]:
-    found = [id for id, own in names.items() if any(fnmatchcase(name, pattern) for name in own)]
-    if not found:
+    matching: list[str] = []
+    for id, answers in names.items():
+        if any(fnmatchcase(name, pattern) for name in answers):
+            matching.append(id)
+    if not matching:
         raise UsageError(
             "the pattern fits nothing that can be pruned",
             where=f"--only {pattern}",
-            why=f"there are {_listed([own[-1] for own in names.values()])}",
+            why=f"there are {_listed([answers[-1] for answers in names.values()])}",
             fix="give a space, a module or a tensor; * stands for anything",
         )
-    return found
+    return matching
 
 
 def _named(graph: LayerGraph, name: str, names: Mapping[str, Sequence[str]]) -> list[str]:
-    found = [id for id, own in names.items() if name in own]
-    if found:
-        return found
+    named = [id for id, answers in names.items() if name in answers]
+    if named:
+        return named
     reason = _why_not(graph, name)
     raise UsageError(
         "no such layer" if reason is None else "these units can't be pruned",
         where=f"--layer {name}=...",
-        why=reason or f"there are {_listed([own[-1] for own in names.values()])}",
+        why=reason or f"there are {_listed([answers[-1] for answers in names.values()])}",
         fix="name a space, a module or a tensor (otfuse inspect --graph lists them)",
     )
 
@@ -147,14 +150,14 @@ def _named(graph: LayerGraph, name: str, names: Mapping[str, Sequence[str]]) -> 
 def _why_not(graph: LayerGraph, name: str) -> str | None:
     """Why a space, module or tensor that exists can't be pruned; None when there is none."""
     units: list[str] = [name] if name in graph.spaces else []
-    known = bool(units)
+    exists = bool(units)
     for tensor, node in graph.tensors.items():
         if name in (tensor, tensor.rpartition(".")[0]):
-            known = True
+            exists = True
             for axis in node.axes:
                 if axis.roles != {Role.CONSUME}:
                     units += axis_units(axis.expr)
-    if not known:
+    if not exists:
         return None
     reasons = []
     for unit in dict.fromkeys(units):

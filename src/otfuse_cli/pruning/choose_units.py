@@ -15,7 +15,8 @@ from ..transport.semi_relaxed import bounded_plan, choose_support, nearest_plan
 from .amounts import kept_count
 from .units import both_sides, index_spaces, norm_mass, random_order, weight_norms
 
-# Of what is merged, no kept unit takes more than this times an equal share (docs/methods.md).
+# Of what is merged, no kept unit takes more than this times an equal share
+# (docs/methods/pruning.md).
 _BOUND = 1.25
 
 
@@ -50,7 +51,7 @@ def choose_kept(
         size = model.graph.spaces[space].size
         keep = kept_count(size, amount)
         if keep == size:
-            continue
+            continue  # an amount that rounds to nothing
         if criterion == "reconstruct":
             kept[space] = torch.arange(keep)
         elif criterion == "ot":
@@ -78,7 +79,7 @@ def merge_map(model: Model, space: str, kept_M: torch.Tensor) -> Coupling:
 def _by_transport(model: Model, space: str, keep: int) -> tuple[torch.Tensor, Coupling]:
     features_NK = both_sides(model, space)
     cost_NN = cost_matrix(features_NK, features_NK, dead_cost=1.0).cpu()
-    cost_NN.fill_diagonal_(0)
+    cost_NN.fill_diagonal_(0)  # to stay costs nothing, whatever rounding makes of it
     mass_N = norm_mass(model, space)
     kept_M = choose_support(cost_NN, mass_N, keep)
     return kept_M, Coupling(nearest_plan(cost_NN[:, kept_M], mass_N, kept_M))

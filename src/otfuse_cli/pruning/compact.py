@@ -32,6 +32,7 @@ def expand(tensor: torch.Tensor, node: GraphTensor, graph: LayerGraph, kept: Kep
             continue
         shape = list(tensor.shape)
         shape[dim] = node.shape[dim]
+        # A variance of 1 divides by nothing that is not there.
         whole = tensor.new_full(shape, 1 if Role.VARIANCE in axis.roles else 0)
         where = axis_index(axis.expr, kept, graph.spaces).to(tensor.device)
         tensor = whole.index_copy_(dim, where, tensor)
@@ -41,14 +42,12 @@ def expand(tensor: torch.Tensor, node: GraphTensor, graph: LayerGraph, kept: Kep
 def smaller(graph: LayerGraph, kept: Kept) -> LayerGraph:
     """The graph of the compact network."""
     sizes = {**graph.sizes, **{space: len(index) for space, index in kept.items()}}
-    return replace(
-        graph,
-        tensors={
-            name: replace(node, shape=tuple(axis_size(a.expr, sizes) for a in node.axes))
-            for name, node in graph.tensors.items()
-        },
-        spaces={id: replace(space, size=sizes[id]) for id, space in graph.spaces.items()},
-    )
+    tensors: dict[str, GraphTensor] = {}
+    for name, node in graph.tensors.items():
+        shape = tuple(axis_size(axis.expr, sizes) for axis in node.axes)
+        tensors[name] = replace(node, shape=shape)
+    spaces = {id: replace(space, size=sizes[id]) for id, space in graph.spaces.items()}
+    return replace(graph, tensors=tensors, spaces=spaces)
 
 
 class Pruner:
@@ -75,8 +74,8 @@ class Pruner:
         model, graph = self.model, self.model.graph
         node = graph.tensors[name]
         stored = model.stored(name)
-        units = {unit for axis in node.axes for unit in axis_units(axis.expr)}
-        if units.isdisjoint(self.choice.merges) or not stored.is_floating_point():
+        merged_units = self.choice.merges.keys() & node.units
+        if not merged_units or not stored.is_floating_point():
             return _cast(name, compact(stored, node, graph, self.choice.kept), dtype)
         moved = transport(model.read(name), name, graph, self.alignment)
         if name in self.feeds:

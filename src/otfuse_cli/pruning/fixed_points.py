@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ..graph.axes import axis_units
+from ..graph.axes import units_of
 from ..graph.model import Space
 from ..matching.alignment import Alignment
 from ..matching.alignment_costs import measure
@@ -36,17 +36,13 @@ from .units import index_spaces
 
 def fixed_points_apply(dense: Model, pruned: Model, survivors: Mapping[str, Survivors]) -> bool:
     """Whether there are survivors to hold on to, and heads or groups that all survived."""
-    known = any(len(s.pruned_S) for s in survivors.values())
+    any_survivor = any(len(s.pruned_S) for s in survivors.values())
     whole = index_spaces(pruned)
-    return (
-        known
-        and all(survivors[space].complete for space in whole if space in survivors)
-        and all(
-            dense.graph.spaces[s.id].size == s.size
-            for s in pruned.graph.free()
-            if s.per is not None
-        )
-    )
+    if not any_survivor or not all(survivors[s].complete for s in whole if s in survivors):
+        return False
+    # What is inside of heads and groups has to be as it was.
+    inside = [space for space in pruned.graph.free() if space.per is not None]
+    return all(dense.graph.spaces[space.id].size == space.size for space in inside)
 
 
 def match_survivors(
@@ -62,12 +58,11 @@ def match_survivors(
     whole, flop = index_spaces(pruned), 0.0
     for space in processing_order(pruned.graph):
         size = dense.graph.spaces[space.id].size
-        flop += (
-            2.0
-            * size
-            * space.size
-            * sum(dense.checkpoint.infos[t].numel / size for t, _ in pruned.graph.members[space.id])
-        )
+        # Every pair of units is compared by all numbers that carry one.
+        carried = [
+            dense.checkpoint.infos[t].numel / size for t, _ in pruned.graph.members[space.id]
+        ]
+        flop += 2.0 * size * space.size * sum(carried)
         if space.per is not None:
             continue  # inside heads and groups that survived nothing moves
         if not survivors[space.id].complete:
@@ -104,18 +99,15 @@ def _transported(
 ) -> Map:
     """Survivors fixed with mass 1/N each, the exact plan between what is left on both sides."""
     every = producers(pruned.graph, space.id)
-    pool = frozenset(
-        unit
-        for producer in every
-        for axis in pruned.graph.tensors[producer.weight].axes
-        for unit in axis_units(axis.expr)
-        if pruned.graph.spaces[unit].pinned is None
-        and unit not in alignment.maps
-        and unit not in alignment.families
-        and unit != space.id
-    )
-    rows = read_rows(dense, pruned, every, space.id, alignment, pool)
+    pool: set[str] = set()  # free spaces whose maps are not known yet: their units are summed over
+    settled = {*alignment.maps, *alignment.families, space.id}
+    for producer in every:
+        for unit in units_of(axis.expr for axis in pruned.graph.tensors[producer.weight].axes):
+            if pruned.graph.spaces[unit].pinned is None and unit not in settled:
+                pool.add(unit)
+    rows = read_rows(dense, pruned, every, space.id, alignment, frozenset(pool))
     n, m = survivors.sizes
+    # Mass of a survivor, 1/n, has to fit into the 1/m of its place.
     if n < m or not len(survivors.dense_S):
         return as_map(solve_rows(rows, recipe).plan)
     cost_NM = cost_matrix(
@@ -128,7 +120,7 @@ def _transported(
     rest_N[survivors.dense_S] = False
     left_M = torch.full((m,), 1.0 / m, dtype=torch.float64)
     left_M[survivors.pruned_S] -= 1.0 / n
-    open_M = left_M > 1e-12
+    open_M = left_M > 1e-12  # 1/m - 1/n is 0 but for rounding where the widths are equal
     from_N, to_M = rest_N.nonzero().flatten(), open_M.nonzero().flatten()
     mass_R = torch.full((len(from_N),), 1.0 / len(from_N), dtype=torch.float64)
     part = solve(cost_NM[from_N][:, to_M], mass_R, left_M[to_M] / left_M[to_M].sum()).plan

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import torch
 
@@ -111,10 +112,11 @@ def zero_units(model: Model) -> dict[str, torch.Tensor]:
     for space in graph.free():
         if space.per is not None or not graph.producers(space.id):
             continue
+        # A unit lives as long as one tensor that makes it has anything but zeros in its row.
         alive_N = torch.zeros(space.size, dtype=torch.bool)
         for name in graph.producers(space.id):
             node = graph.tensors[name]
-            exprs = [axis.expr for axis in node.axes]
+            exprs = node.exprs
             tensor = model.stored(name)
             for dim in node.dims(space.id):
                 if "produce" in node.axes[dim].roles:
@@ -135,9 +137,9 @@ def zero_units(model: Model) -> dict[str, torch.Tensor]:
 def compacted(masked: Masked, model: Model, kept: Mapping[str, torch.Tensor]) -> Compacted:
     """Take the zero units out of a masked network, everywhere at once."""
     graph = model.graph
-    entries = {
-        name: compact(model.stored(name), node, graph, kept) for name, node in graph.tensors.items()
-    }
+    entries: dict[str, torch.Tensor] = {}
+    for name, node in graph.tensors.items():
+        entries[name] = compact(model.stored(name), node, graph, kept)
     return Compacted(
         _in_memory(masked.checkpoint, entries),
         smaller(graph, kept),
@@ -158,7 +160,7 @@ def _constants(model: Model, kept: Mapping[str, torch.Tensor]) -> tuple[str, ...
             bias = producer.norm.get("bias") if producer.norm else producer.bias
             if bias is None:
                 continue
-            exprs = [axis.expr for axis in model.graph.tensors[bias].axes]
+            exprs = model.graph.tensors[bias].exprs
             values = unfold(model.stored(bias), exprs, 0, space, model.graph.sizes)
             if any(bool((rows[gone] != 0).any()) for rows in values):
                 lost.append(bias)
@@ -170,11 +172,12 @@ def _constants(model: Model, kept: Mapping[str, torch.Tensor]) -> tuple[str, ...
 
 def _in_memory(like: Checkpoint, entries: Mapping[str, torch.Tensor]) -> Checkpoint:
     """A checkpoint that is written where `like` would be."""
-    keys = []
+    keys: list[str] = []
+    aliases = set(chain.from_iterable(like.aliases.values()))
     for key in like.container.keys:
         plain = key.removesuffix(_ORIG)
         name = key if key in entries or plain not in entries else plain
-        if name in entries or key in {k for ks in like.aliases.values() for k in ks}:
+        if name in entries or key in aliases:
             keys.append(name)
     return Checkpoint(
         contents=like.contents,

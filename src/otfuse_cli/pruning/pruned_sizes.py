@@ -27,24 +27,21 @@ def pruning_record(
     for module, names in modules.items():
         whole, left = parameters({n: old[n] for n in names}), parameters({n: new[n] for n in names})
         layers.append(PrunedLayer(module, whole, left, _share(whole, left)))
-    spaces = tuple(
-        PrunedSpace(
-            space.id,
-            before.spaces[space.id].size,
-            space.size,
-            None if survivors is None else len(survivors[space.id].pruned_S),
-        )
-        for space in sorted(after.free(), key=lambda s: s.order)
-        if space.per is None and (criterion is None or before.spaces[space.id].size != space.size)
-    )
+    spaces: list[PrunedSpace] = []
+    for space in sorted(after.free(), key=lambda s: s.order):
+        size = before.spaces[space.id].size
+        # Where survivors were found, every space is told; of a pruning those that changed.
+        if space.per is None and (criterion is None or size != space.size):
+            same = None if survivors is None else len(survivors[space.id].pruned_S)
+            spaces.append(PrunedSpace(space.id, size, space.size, same))
     whole, left = parameters(old), parameters(new)
     return Pruning(
-        criterion, whole, left, _share(whole, left), spaces, tuple(layers), tuple(advice)
+        criterion, whole, left, _share(whole, left), tuple(spaces), tuple(layers), tuple(advice)
     )
 
 
 def _shapes(graph: LayerGraph) -> dict[str, tuple[int, ...]]:
-    return {name: node.shape for name, node in graph.tensors.items()}
+    return dict(graph.shapes)
 
 
 def _share(whole: int, left: int) -> float:

@@ -1,6 +1,6 @@
 """One network reduced to smaller widths by what its units do (`--criterion reconstruct`).
 
-Joint fusion with one parent (DESIGN section 3, Joint): of every space those units stay that explain
+Joint fusion with one parent (docs/methods/joint.md): of every space those units stay that explain
 the others best on the inputs, and what read the others reads what is made of them from those that
 stay. Nothing is fitted here. Spaces that are not pruned keep all units in their order.
 
@@ -87,6 +87,7 @@ def reduce(
     work = _Reduction(model, small, run, samples, seed, device)
     spaces = [s.id for s in model.graph.free() if after[s.id] != before[s.id]]
     try:
+        # Plain units first; then a stream that keeps its axes; turned only where it is pruned.
         if not has_heads(model.graph):
             return work.by_activations(spaces)
         if set(spaces).isdisjoint(held_together(model.graph)):
@@ -126,17 +127,23 @@ class _Reduction:
     def turned(self, stream: Stream, ridge: float) -> Reduced:
         """A stream without axes of its own gets a basis; heads and units are chosen."""
         settled = canonical(self.run.tensors, self.graph, stream)
-        held = replace(self.model, checkpoint=Replaced(self.model.checkpoint, settled))
+        canonical_model = replace(self.model, checkpoint=Replaced(self.model.checkpoint, settled))
         run = replace(self.run, tensors={n: _float32(t) for n, t in settled.items()})
-        part = StreamParent(held, stream, run)
-        found = reduce_streams(self.small, [part], self.samples, ridge, device=self.device)
-        return Reduced(replace(run, alignment=found.alignments[0]), found.tensors, found.stress)
+        part = StreamParent(canonical_model, stream, run)
+        reduced = reduce_streams(self.small, [part], self.samples, ridge, device=self.device)
+        return Reduced(
+            replace(run, alignment=reduced.alignments[0]), reduced.tensors, reduced.stress
+        )
 
     def in_place(self, spaces: Collection[str], ridge: float) -> Reduced:
         """Heads and units by what they write to what is added up; the stream stays as it is."""
         counts = self._counts()
         by_weight = {layer.weight: layer for layer in linear_layers(self.run.program)}
-        readers = {s: found for s in spaces if (found := self._reader(s, by_weight)) is not None}
+        readers: dict[str, tuple[str, int]] = {}
+        for space in spaces:
+            reader = self._reader(space, by_weight)
+            if reader is not None:
+                readers[space] = reader
         maps = self._seen([s for s in spaces if s not in readers])
         reads: dict[str, tuple[int, Tensor]] = {}
         inputs = [by_weight[weight] for weight, _ in readers.values()]
@@ -144,7 +151,7 @@ class _Reduction:
         sums = covariances([self.run], places, self.samples, device=self.device)
         for (space, (weight, dim)), covariance_UU in zip(readers.items(), sums, strict=True):
             write_dU = self.run.tensors[weight].movedim(dim, -1).double()
-            if space in self._indices():
+            if space in self.graph.indices:
                 maps[space], read_UM = self._heads(space, covariance_UU, write_dU)
                 reads[weight] = dim, read_UM
             else:
@@ -196,7 +203,9 @@ class _Reduction:
         maps = {}
         for space in spaces:
             taps = [tap.features_NF.double() for tap in seen[space]]
-            gram_UU = sum((u @ u.T / u.shape[1] for u in taps), start=torch.zeros(()))
+            gram_UU = torch.zeros(())
+            for tap_UF in taps:
+                gram_UU = gram_UU + tap_UF @ tap_UF.T / tap_UF.shape[1]
             chosen_M = choose_written([self.run], space, gram_UU, self._most(space))
             maps[space] = _choice(chosen_M, combinations(gram_UU, chosen_M))
         return maps
@@ -217,7 +226,7 @@ class _Reduction:
             UsageError: Heads that are read in another way.
         """
         graph = self.graph
-        if space in self._indices():
+        if space in self.graph.indices:
             output = attention(graph, space).output
             whole = axis_size(graph.tensors[output.tensor].axes[output.dim].expr, graph.sizes)
             if output.tensor not in by_weight or output.length != whole:
@@ -225,14 +234,13 @@ class _Reduction:
                     "heads are read together with something else", where=f"space {space}"
                 )
             return output.tensor, output.dim
-        found = [
-            (n, d)
-            for n, d in graph.members[space]
-            if Role.CONSUME in graph.tensors[n].axes[d].roles
-        ]
-        if len(found) != 1:
+        readers: list[tuple[str, int]] = []
+        for tensor, axis in graph.members[space]:
+            if Role.CONSUME in graph.tensors[tensor].axes[axis].roles:
+                readers.append((tensor, axis))
+        if len(readers) != 1:
             return None
-        name, dim = found[0]
+        name, dim = readers[0]
         layer = by_weight.get(name)
         if layer is None or layer.window is not None:
             return None
@@ -247,9 +255,6 @@ class _Reduction:
             return {}
         positions = Positions(self.run.program, self.run.tensors, self.samples, device=self.device)
         return read_out(positions, plan, added[-1].layer.weight)
-
-    def _indices(self) -> frozenset[str | None]:
-        return frozenset(s.per for s in self.graph.free())
 
     def _most(self, space: str) -> int:
         return self.small.graph.spaces[space].size

@@ -46,42 +46,42 @@ def find_survivors(dense: Model, pruned: Model) -> dict[str, Survivors]:
     Spaces are visited in execution order; a tensor takes part once survivors of all its other
     spaces are known, on those alone. Units inside heads and groups are taken to be in their order.
     """
-    found: dict[str, Survivors] = {}
+    survivors: dict[str, Survivors] = {}
     for space in processing_order(pruned.graph):
         if space.per is not None:
             continue
-        rows = _rows(dense, pruned, space, found)
+        rows = _rows(dense, pruned, space, survivors)
         sizes = (dense.graph.spaces[space.id].size, space.size)
-        found[space.id] = _equal_rows(*rows, sizes) if rows else _nobody(sizes)
-    return found
+        survivors[space.id] = _equal_rows(*rows, sizes) if rows else _nobody(sizes)
+    return survivors
 
 
 def _rows(
-    dense: Model, pruned: Model, space: Space, found: Mapping[str, Survivors]
+    dense: Model, pruned: Model, space: Space, survivors: Mapping[str, Survivors]
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Incoming weights on surviving inputs, dense N x K and pruned M x K; None: nothing known."""
     sides: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
     for producer in producers(pruned.graph, space.id):
         node = pruned.graph.tensors[producer.weight]
-        others = [
-            unit
-            for dim, axis in enumerate(node.axes)
-            for unit in axis_units(axis.expr)
-            if not (dim == producer.dim and unit == space.id)
-        ]
-        if not all(_settled(unit, dense.graph, pruned.graph, found) for unit in others):
+        others: list[str] = []
+        for dim, axis in enumerate(node.axes):
+            for unit in axis_units(axis.expr):
+                if dim != producer.dim or unit != space.id:
+                    others.append(unit)
+        if not all(_settled(unit, dense.graph, pruned.graph, survivors) for unit in others):
             continue
-        known = {unit: found[unit] for unit in others if unit in found}
+        settled = {unit: survivors[unit] for unit in others if unit in survivors}
+        # The dense weights as pruning has stored them: in half precision rows differ otherwise.
         dtype = pruned.checkpoint.infos[producer.weight].dtype
         for model, side, places in (
-            (dense, sides[0], {u: s.dense_S for u, s in known.items()}),
-            (pruned, sides[1], {u: s.pruned_S for u, s in known.items()}),
+            (dense, sides[0], {u: s.dense_S for u, s in settled.items()}),
+            (pruned, sides[1], {u: s.pruned_S for u, s in settled.items()}),
         ):
             graph = model.graph
             tensor = model.stored(producer.weight).to(dtype).to(torch.float64)
             tensor = relabel(tensor, graph.tensors[producer.weight], places, graph.spaces)
             sizes = {**graph.sizes, **{unit: len(index) for unit, index in places.items()}}
-            exprs = [axis.expr for axis in node.axes]
+            exprs = node.exprs
             side += unfold(tensor, exprs, producer.dim, space.id, sizes)
     if not sides[0] or not sum(rows.shape[1] for rows in sides[0]):
         return None
@@ -89,12 +89,12 @@ def _rows(
 
 
 def _settled(
-    unit: str, dense: LayerGraph, pruned: LayerGraph, found: Mapping[str, Survivors]
+    unit: str, dense: LayerGraph, pruned: LayerGraph, survivors: Mapping[str, Survivors]
 ) -> bool:
     space = pruned.spaces[unit]
     if space.pinned is not None or space.per is not None:
         return dense.spaces[unit].size == space.size
-    return unit in found and len(found[unit].pruned_S) > 0
+    return unit in survivors and len(survivors[unit].pruned_S) > 0
 
 
 def _equal_rows(

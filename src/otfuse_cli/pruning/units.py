@@ -26,7 +26,7 @@ def weight_norms(model: Model, space: str, order: int) -> torch.Tensor:
     node_norms = []
     for producer in producers(model.graph, space):
         node = model.graph.tensors[producer.weight]
-        exprs = [axis.expr for axis in node.axes]
+        exprs = node.exprs
         weight = model.read(producer.weight)
         for rows in unfold(weight, exprs, producer.dim, space, model.graph.sizes):
             node_norms.append(rows.double().norm(p=order, dim=-1).cpu())
@@ -51,7 +51,7 @@ def both_sides(model: Model, space: str) -> torch.Tensor:
     rows = [raw_rows(model, p, space, pool=pool) for p in producers(graph, space)]
     for name in graph.consumers(space):
         node = graph.tensors[name]
-        exprs = [axis.expr for axis in node.axes]
+        exprs = node.exprs
         tensor = model.read(name)
         for dim in node.dims(space, Role.CONSUME):
             rows += unfold(tensor, exprs, dim, space, graph.sizes, pool=pool)
@@ -65,7 +65,7 @@ def norm_mass(model: Model, space: str) -> torch.Tensor:
 
 def index_spaces(model: Model) -> frozenset[str]:
     """Spaces whose units are heads or groups: each has units of its own inside."""
-    return frozenset(s.per for s in model.graph.free() if s.per is not None)
+    return model.graph.indices
 
 
 __all__ = ["both_sides", "index_spaces", "norm_mass", "random_order", "weight_norms"]

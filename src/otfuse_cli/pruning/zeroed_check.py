@@ -6,13 +6,13 @@ import torch
 from torch import nn
 
 from ..matching.models import Model
-from ..running.acid import Change, change_allowed
 from ..running.architecture import Architecture, module_state, real_network
+from ..running.function_change import Change, change_allowed
 from ..running.runnable import network_at
 from .compact import Kept, compact, expand
 
 
-def masked_change(known: Architecture, model: Model, kept: Kept) -> Change | None:
+def masked_change(architecture: Architecture, model: Model, kept: Kept) -> Change | None:
     """Largest relative difference of outputs between masked and compact network, and the allowed.
 
     Units are dropped, not merged. None where nothing can be run: names and shapes only, or a
@@ -26,13 +26,13 @@ def masked_change(known: Architecture, model: Model, kept: Kept) -> Change | Non
     def masked(name: str) -> torch.Tensor:
         return expand(small(name), graph.tensors[name], graph, kept)
 
-    network = real_network(known)
+    network = real_network(architecture)
     if network is None:
         return None
     reduced: nn.Module | None = None
-    if known.takes_shapes:
-        reduced = network_at(known, {name: small(name) for name in graph.tensors}).module
-    before, left = (module_state(network, known.names, read) for read in (masked, small))
+    if architecture.takes_shapes:
+        reduced = network_at(architecture, {name: small(name) for name in graph.tensors}).module
+    before, left = (module_state(network, architecture.names, read) for read in (masked, small))
     called = network.module, network.args, network.kwargs
     try:
         return change_allowed(*called, before, left, other=reduced)

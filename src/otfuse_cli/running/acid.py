@@ -17,12 +17,11 @@ from torch import Tensor, nn
 
 from ..graph.model import GraphTensor, LayerGraph, Role
 from ..graph.trace.export_settings import eval_mode, no_fast_path
-from ..graph.trace.from_module import pick_outputs, without_cache
-from .once import run_once
-from .precision import FLOAT32, MOVED, Precision, as_dtype
-from .relabel import Maps, axis_index, draw_maps, relabel_axes, relabel_state
+from ..graph.trace.from_module import without_cache
+from .function_change import State, relative_difference, reordered_output, run_state
+from .precision import MOVED, Precision, as_dtype, in_double
+from .relabel import Maps, draw_maps, relabel_axes, relabel_state
 
-State = dict[str, Tensor]
 Run = Callable[[State], list[Tensor]]
 
 
@@ -149,113 +148,6 @@ def leave_one_out(
     return LeaveOneOutResult(count, tuple(pending), smallest)
 
 
-def function_change(
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None,
-    before: Mapping[str, Tensor],
-    after: Mapping[str, Tensor],
-    *,
-    dtype: torch.dtype = torch.float32,
-    graph: LayerGraph | None = None,
-    maps: Maps | None = None,
-    other: nn.Module | None = None,
-) -> float:
-    """Largest relative change of the outputs between two states of one module.
-
-    The function check on real maps: `before` is the source, `after` its aligned form. Where the
-    graph lets the units of outputs move, they are expected in the order of `maps`. `after` may
-    be run in another module.
-    """
-    last = module if other is None else other
-    given = without_cache(module, dict(kwargs or {}))
-    with eval_mode(module), eval_mode(last), no_fast_path(), torch.no_grad():
-        old, new = (
-            _run(run, as_dtype((args, given, dict(state)), dtype))
-            for run, state in ((module, before), (last, after))
-        )
-    if graph is not None and maps is not None:
-        old = [_reordered(i, y, graph, maps) for i, y in enumerate(old)]
-    return max((_difference(b, a) for a, b in zip(old, new, strict=True)), default=0.0)
-
-
-def outputs_of(
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None,
-    state: Mapping[str, Tensor],
-) -> list[Tensor]:
-    """What the network puts out with the tensors of `state`, computed in float32."""
-    given = without_cache(module, dict(kwargs or {}))
-    with eval_mode(module), no_fast_path(), torch.no_grad():
-        return _run(module, as_dtype((args, given, dict(state)), torch.float32))
-
-
-@dataclass(frozen=True)
-class Change:
-    """How much outputs changed, relative to the largest, and how much rounding may change them."""
-
-    error: float
-    allowed: float
-
-
-def change_allowed(
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None,
-    before: Mapping[str, Tensor],
-    after: Mapping[str, Tensor],
-    *,
-    graph: LayerGraph | None = None,
-    maps: Maps | None = None,
-    other: nn.Module | None = None,
-) -> Change:
-    """`function_change` in float64, where the network can; in float32 where its kernels can't.
-
-    Raises:
-        RuntimeError: The network doesn't run on these tensors (ValueError likewise).
-    """
-    for dtype in (torch.float64, torch.float32):
-        try:
-            error = function_change(
-                module,
-                args,
-                kwargs,
-                before,
-                after,
-                dtype=dtype,
-                graph=graph,
-                maps=maps,
-                other=other,
-            )
-            # Some networks compute in half precision, whatever they are given.
-            rough = error > FLOAT32 and rounding(module, args, kwargs, before, dtype=dtype)
-            return Change(error, rough or FLOAT32)
-        except (RuntimeError, ValueError):
-            if dtype is torch.float32:
-                raise
-    raise AssertionError
-
-
-def rounding(
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None,
-    state: Mapping[str, Tensor],
-    *,
-    dtype: torch.dtype = torch.float64,
-) -> float:
-    """The relative error that the least precise type which the module computes in allows.
-
-    At least that of float32: what `function_change` is compared to.
-    """
-    given = without_cache(module, dict(kwargs or {}))
-    with eval_mode(module), no_fast_path(), torch.no_grad(), Precision(dtype) as precision:
-        _run(module, as_dtype((args, given, dict(state)), dtype))
-    allowed: float = precision.allowed
-    return max(allowed, FLOAT32)
-
-
 def redraw(state: Mapping[str, Tensor], graph: LayerGraph, generator: torch.Generator) -> State:
     """Weights of order one: matrices keep the size of what they read, gains are near 1."""
     out: State = dict(state)
@@ -267,21 +159,24 @@ def redraw(state: Mapping[str, Tensor], graph: LayerGraph, generator: torch.Gene
         if old.is_complex():
             new = torch.complex(new, _drawn(described, old.shape, generator))
         new = new.to(old.dtype)
-        for own in (name, *described.aliases):
-            if own in out:
-                out[own] = new
+        for alias in (name, *described.aliases):
+            if alias in out:
+                out[alias] = new
     return out
 
 
 def _drawn(described: GraphTensor, shape: torch.Size, generator: torch.Generator) -> Tensor:
-    roles = {role for axis in described.axes for role in axis.roles}
+    """A tensor of order one, float64, by the role that it plays in the network."""
+    roles = frozenset().union(*(axis.roles for axis in described.axes))
     noise: Tensor = torch.randn(shape, generator=generator, dtype=torch.float64)
-    if Role.VARIANCE in roles:
+    if Role.VARIANCE in roles:  # from 0.5 to 1.5: never near 0, where a norm would blow up
         return torch.rand(shape, generator=generator, dtype=torch.float64).add(0.5)
     if Role.CONSUME in roles and len(shape) > 1:
         made = [d for d, axis in enumerate(described.axes) if Role.PRODUCE in axis.roles]
         fan_in = prod(n for d, n in enumerate(shape) if d not in made[:1])
         return noise / sqrt(max(fan_in, 1))
+    # Gains and shifts differ from unit to unit by much more than rounding, and sign changes of a
+    # gain stay rare.
     if Role.SCALE in roles:
         return 1 + 0.3 * noise
     return 0.5 * noise
@@ -312,62 +207,39 @@ class _Bench(AbstractContextManager["_Bench"]):
             stack.enter_context(eval_mode(self._module))
             stack.enter_context(no_fast_path())
             stack.enter_context(torch.no_grad())
-            self._start(self._dtype)
+            self.threshold = in_double(self._start, dtype=self._dtype)
+            self._require_finite()
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def _start(self, dtype: torch.dtype) -> None:
+    def _start(self, dtype: torch.dtype) -> float:
+        """Run the module on the drawn weights; the error that its arithmetic allows."""
         self._dtype = dtype
         self.state = as_dtype(self._drawn, dtype)
-        try:
-            with Precision(dtype) as precision:
-                self.expected = self.run(self.state)
-        except RuntimeError:
-            if dtype is torch.float32:
-                raise
-            self._start(torch.float32)  # some kernels exist in float32 only
-            return
+        with Precision(dtype) as precision:
+            self.expected = self.run(self.state)
+        allowed: float = precision.allowed
+        return allowed
+
+    def _require_finite(self) -> None:
         if not all(bool(torch.isfinite(y).any()) for y in self.expected if y.numel()):
             raise ValueError("the network's outputs aren't finite on drawn weights")
-        self.threshold = precision.allowed
 
     def run(self, state: State) -> list[Tensor]:
         args, kwargs = as_dtype((self._args, self._kwargs), self._dtype)
-        return _run(self._module, (args, kwargs, state))
+        return run_state(self._module, (args, kwargs, state))
 
     def change(self, outputs: list[Tensor], maps: Maps) -> float:
         """Largest relative difference from what is expected under `maps`."""
         worst = 0.0
         for i, (new, old) in enumerate(zip(outputs, self.expected, strict=True)):
-            worst = max(worst, _difference(new, _reordered(i, old, self._graph, maps)))
+            worst = max(
+                worst, relative_difference(new, reordered_output(i, old, self._graph, maps))
+            )
         return worst
-
-
-def _run(module: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any], State]) -> list[Tensor]:
-    args, kwargs, state = given
-    outputs = run_once(module, state, args, kwargs)
-    return [y.detach().clone() for y in pick_outputs(outputs)]
-
-
-def _reordered(number: int, output: Tensor, graph: LayerGraph, maps: Maps) -> Tensor:
-    """An output with its free units in the order of `maps`."""
-    for at, d, axis in graph.outputs:
-        if at == number:
-            output = output.index_select(d, axis_index(axis, maps, graph.spaces))
-    return output
-
-
-def _difference(new: Tensor, old: Tensor) -> float:
-    if new.numel() == 0:
-        return 0.0
-    a, b = new.double(), old.double()
-    gap = torch.where(a == b, 0.0, (a - b).abs())
-    scale = b[torch.isfinite(b)].abs().max() if bool(torch.isfinite(b).any()) else torch.tensor(1.0)
-    worst = float(gap.max() / scale.clamp_min(1e-30))
-    return worst if worst == worst else inf
 
 
 def _only(maps: Mapping[str, Any], spaces: Collection[str] | None) -> dict[str, Any]:
@@ -375,18 +247,19 @@ def _only(maps: Mapping[str, Any], spaces: Collection[str] | None) -> dict[str, 
 
 
 def _members(graph: LayerGraph, spaces: Collection[str] | None) -> list[Member]:
-    return [
-        Member(tensor, axis, space.id)
-        for space in graph.free()
-        if space.size > 1 and (spaces is None or space.id in spaces)
-        for tensor, axis in graph.members[space.id]
-    ]
+    members: list[Member] = []
+    for space in graph.free():
+        # A single unit has nowhere to go.
+        if space.size > 1 and (spaces is None or space.id in spaces):
+            for tensor, axis in graph.members[space.id]:
+                members.append(Member(tensor, axis, space.id))
+    return members
 
 
 def _without(state: State, whole: State, graph: LayerGraph, maps: Maps, member: Member) -> State:
     described = graph.tensors[member.tensor]
     fewer = {id: index for id, index in maps.items() if id != member.space}
-    own = [fewer if d == member.axis else maps for d in range(len(described.axes))]
-    left_out = relabel_axes(state[member.tensor], described, own, graph.spaces)
+    axis_maps = [fewer if d == member.axis else maps for d in range(len(described.axes))]
+    left_out = relabel_axes(state[member.tensor], described, axis_maps, graph.spaces)
     names = (member.tensor, *described.aliases)
     return whole | {name: left_out for name in names if name in whole}

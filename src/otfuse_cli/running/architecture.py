@@ -11,20 +11,20 @@ import torch
 from torch import nn
 
 from ..checkpoint.untied import Split
-from ..errors import IncompatibleModels, UsageError, few, only_in
+from ..errors import IncompatibleModels, UsageError, few
 from ..graph.model import LayerGraph, Role, Shapes
 from ..graph.spec.from_shapes import layer_graph
 from .arch_value import Arch, arch_label
+from .checkpoint_names import Aliases, checkpoint_names, required_names, stored_names
 from .exported_file import load_program
-from .factory import Network, build, names_a_module, saved_names
+from .factory import Network, build
 from .mlp import mlp_network
 from .untie import output_splits
+from .user_code import names_a_module
 
 _RELU_ASSUMED = (
     "run as linear layers with ReLU between them, as the names suggest; --arch mlp confirms it"
 )
-
-Aliases = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -51,21 +51,21 @@ class Architecture:
         return self.network is not None and self.network.shapes is not None
 
 
-def real_network(known: Architecture) -> Network | None:
+def real_network(architecture: Architecture) -> Network | None:
     """The network with tensors that hold values: built again where it was traced without."""
-    network = known.network
+    network = architecture.network
     if network is None or not any(t.is_meta for t in network.module.state_dict().values()):
         return network
     return network.again()
 
 
-def require_network(known: Architecture, arch: Arch, why: str) -> Network:
+def require_network(architecture: Architecture, arch: Arch, why: str) -> Network:
     """The network with tensors that hold values.
 
     Raises:
         UsageError: Only names and shapes are known, and `why` needs more.
     """
-    network = real_network(known)
+    network = real_network(architecture)
     if network is None:
         raise UsageError(
             f"{why} needs a network to run",
@@ -85,17 +85,20 @@ def module_state(
     Tied tensors come under each of their names.
     """
     state = network.module.state_dict(keep_vars=True)
-    stored: dict[int, str] = {id(t): names[n] for n, t in state.items() if n in names}
-    return {
-        name: read(stored[id(tensor)]) if id(tensor) in stored else tensor.detach()
-        for name, tensor in state.items()
-    }
+    stored = {id(tensor): names[name] for name, tensor in state.items() if name in names}
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in state.items():
+        held_as = stored.get(id(tensor))
+        tensors[name] = tensor.detach() if held_as is None else read(held_as)
+    return tensors
 
 
 def shapes_by_name(shapes: Shapes, aliases: Aliases) -> dict[str, tuple[int, ...]]:
     """Shapes of a checkpoint's tensors under all their names: what a factory is given."""
-    tied = ((other, shapes[name]) for name, others in aliases.items() for other in others)
-    return {**shapes, **dict(tied)}
+    named = dict(shapes)
+    for name, others in aliases.items():
+        named.update(dict.fromkeys(others, shapes[name]))
+    return named
 
 
 def architecture(
@@ -124,6 +127,7 @@ def architecture(
     Raises:
         OtfuseError: See `graph.recognise`, `graph.trace`, `network.factory`, `network.program`.
     """
+    # By what is named: a program, code to run, else names and shapes.
     if isinstance(arch, str) and arch.endswith(".pt2"):
         return _from_program(arch, shapes, aliases or {}, label, free_outputs)
     if not isinstance(arch, str) or names_a_module(arch):
@@ -138,8 +142,10 @@ def architecture(
     network = mlp_network(graph, shapes)
     if network is None:
         return Architecture(graph)
-    said = arch == "mlp" or arch.endswith((".yaml", ".yml"))
-    return Architecture(graph, network, {n: n for n in shapes}, None if said else _RELU_ASSUMED)
+    confirmed = arch == "mlp" or arch.endswith((".yaml", ".yml"))
+    return Architecture(
+        graph, network, {n: n for n in shapes}, None if confirmed else _RELU_ASSUMED
+    )
 
 
 def output_ties(
@@ -160,8 +166,10 @@ def output_ties(
     if not isinstance(arch, str) or names_a_module(arch):
         module = _module(arch, shapes, aliases or {})
         names = checkpoint_names(module, shapes, aliases or {})
-        splits = output_splits(module)
-        return tuple(tuple(tuple(names[n] for n in kept) for kept in split) for split in splits)
+        renamed: list[Split] = []
+        for split in output_splits(module):
+            renamed.append(tuple(tuple(names[n] for n in together) for together in split))
+        return tuple(renamed)
     if arch.endswith(".pt2"):
         raise UsageError(
             "a saved program can't be untied",
@@ -202,16 +210,21 @@ def _module(arch: Arch, shapes: Shapes, aliases: Aliases) -> nn.Module:
 
 def _named_splits(graph: LayerGraph) -> tuple[Split, ...]:
     """Tensors that make units and read them, and what else their layers share."""
-    many = {n: (n, *t.aliases, *t.stands_for) for n, t in graph.tensors.items()}
-    tied = {n: names for n, names in many.items() if len(names) > 1}
-    both = [
-        n
-        for n in tied
-        if any({Role.CONSUME, Role.PRODUCE} <= axis.roles for axis in graph.tensors[n].axes)
-    ]
-    layers = {other.rpartition(".")[0] for n in both for other in tied[n]}
-    more = [n for n in tied if any(other.rpartition(".")[0] in layers for other in tied[n])]
-    return tuple(tuple((other,) for other in tied[n]) for n in more)
+    tied: list[tuple[str, ...]] = []
+    layers: set[str] = set()
+    for tensor in graph.tensors.values():
+        names = (tensor.name, *tensor.aliases, *tensor.stands_for)
+        if len(names) == 1:
+            continue
+        tied.append(names)
+        # An embedding makes the units of a stream, the output layer reads them.
+        if any({Role.CONSUME, Role.PRODUCE} <= axis.roles for axis in tensor.axes):
+            layers.update(name.rpartition(".")[0] for name in names)
+    splits: list[Split] = []
+    for names in tied:
+        if any(name.rpartition(".")[0] in layers for name in names):
+            splits.append(tuple((name,) for name in names))
+    return tuple(splits)
 
 
 def _from_factory(
@@ -220,16 +233,17 @@ def _from_factory(
     """Trace on the meta device, where a model of any size has no weights; else on the CPU."""
     from ..graph.trace.from_module import trace
 
-    named, said = shapes_by_name(shapes, aliases), arch_label(arch)
+    named, arch_name = shapes_by_name(shapes, aliases), arch_label(arch)
+    # Some code can't run without values: then with real ones, whose numbers don't matter.
     for device in ("meta", "cpu"):
         try:
             network = build(arch, device=device, untied=untied, shapes=named)
-            names = _names(network.module, shapes, aliases, label, said)
+            names = required_names(network.module, shapes, aliases, label, arch_name)
             graph = trace(
                 network.module,
                 network.args,
                 network.kwargs,
-                source=f"traced {said}",
+                source=f"traced {arch_name}",
                 free_outputs=free_outputs,
                 name_map=names,
             )
@@ -237,7 +251,7 @@ def _from_factory(
             if device == "cpu":
                 raise
         else:
-            stored = _stored(names, shapes)
+            stored = stored_names(names, shapes)
             return Architecture(_held(graph, shapes, label), network, stored, aliases=aliases)
     raise AssertionError
 
@@ -250,86 +264,12 @@ def _from_program(
     program = load_program(Path(arch))
     module = program.module(check_guards=False)
     args, kwargs = program.example_inputs or ((), {})
-    names = _names(module, shapes, aliases, label, arch)
+    names = required_names(module, shapes, aliases, label, arch)
     graph = graph_from_program(
         program, source=f"program {arch}", free_outputs=free_outputs, name_map=names
     )
     network = Network(arch, module, args, kwargs)
-    return Architecture(_held(graph, shapes, label), network, _stored(names, shapes))
-
-
-def _stored(names: Mapping[str, str], shapes: Shapes) -> dict[str, str]:
-    return {name: ours for name, ours in names.items() if ours in shapes}
-
-
-def _names(
-    module: nn.Module, shapes: Shapes, aliases: Aliases, label: str, arch: str
-) -> dict[str, str]:
-    """The checkpoint's name for each of the module's tensors; for tied ones, the stored name.
-
-    Raises:
-        IncompatibleModels: A tensor of the checkpoint that the module lacks, or the reverse.
-    """
-    state = module.state_dict(keep_vars=True)
-    found = checkpoint_names(module, shapes, aliases)
-    tied: dict[int, list[str]] = {}
-    for name, tensor in state.items():
-        tied.setdefault(id(tensor), []).append(name)
-    for group in tied.values():
-        stored = next((found[n] for n in group if found[n] in shapes), None)
-        if stored is not None:
-            found[group[0]] = stored
-    covered = {found[group[0]] for group in tied.values()}
-    missing = sorted(covered - shapes.keys())
-    # A counter or a constant buffer that the checkpoint doesn't hold has no units to move.
-    missing = [n for n in missing if any(found[p] == n for p, _ in module.named_parameters())]
-    extra = sorted(shapes.keys() - covered)
-    twice = [n for n in extra if n in found.values()]
-    if twice and twice == extra and not missing:
-        group = next(g for g in tied.values() if twice[0] in {found[n] for n in g})
-        raise IncompatibleModels(
-            "the module ties tensors that are stored with different values",
-            where=f"{found[group[0]]} and {twice[0]} of {label}; --arch {arch}",
-            why="one tensor of the module can't hold both",
-            fix="build the module untied (tie_word_embeddings=False)",
-        )
-    if missing or extra:
-        sides = []
-        if extra:
-            sides.append(only_in(extra, label, "the module"))
-        if missing:
-            sides.append(only_in(missing, "the module", label))
-        raise IncompatibleModels(
-            "the module and the checkpoint hold different tensors",
-            where=f"--arch {arch} and {label}",
-            why="; ".join(sides),
-            fix="build the module that the checkpoint was saved from",
-        )
-    return {name: ours for name, ours in found.items() if ours in shapes or name != ours}
-
-
-def checkpoint_names(module: nn.Module, shapes: Shapes, aliases: Aliases) -> dict[str, str]:
-    """What the checkpoint calls, or would call, each of the module's tensors."""
-    state = module.state_dict(keep_vars=True)
-    known = {*shapes, *(other for names in aliases.values() for other in names)}
-    saved = saved_names(module) if state.keys() - known else {}
-    saved = {name: saved.get(name, name) for name in state}
-    prefix = _prefix(set(saved.values()), known)
-    found = {name: ours.removeprefix(prefix[0]) for name, ours in saved.items()}
-    return {name: prefix[1] + ours for name, ours in found.items()}
-
-
-def _prefix(module: set[str], checkpoint: set[str]) -> tuple[str, str]:
-    """(prefix of the module's names, prefix of the checkpoint's): one holds the other's inside."""
-    best = ("", "")
-    overlap = len(module & checkpoint)
-    for names, other, mine in ((module, checkpoint, True), (checkpoint, module, False)):
-        for prefix in {n[: at + 1] for n in names for at, c in enumerate(n) if c == "."}:
-            inside = {n.removeprefix(prefix) for n in names if n.startswith(prefix)}
-            if len(inside & other) > overlap:
-                overlap = len(inside & other)
-                best = (prefix, "") if mine else ("", prefix)
-    return best
+    return Architecture(_held(graph, shapes, label), network, stored_names(names, shapes))
 
 
 def _held(graph: LayerGraph, shapes: Shapes, label: str) -> LayerGraph:

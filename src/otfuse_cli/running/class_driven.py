@@ -22,7 +22,7 @@ from ..graph.trace.program import Program
 from .execute import Walk, flat_inputs
 from .samples import Samples
 
-STEPS = 12
+STEPS = 12  # of gradient descent for every image (docs/methods/inputs.md)
 _RATE = 0.1  # of Adam, in deviations of a channel
 _SMOOTHNESS = 1.5  # weight of the total variation
 _LIMIT = 2.1  # no pixel farther from its channel's mean, in deviations
@@ -81,7 +81,8 @@ def _drive(images: Tensor, runs: Sequence[Run], rng: np.random.Generator) -> Ten
             if wanted is None:
                 classes = rng.integers(logits.shape[1], size=len(images))
                 wanted = torch.from_numpy(classes).to(logits.device)
-            # The mean over parents, so that their number does not weigh against smoothness.
+            # The mean over parents, so that their number does not weigh against smoothness: of
+            # two parents each counts once.
             loss = loss + 2 / len(runs) * F.cross_entropy(logits, wanted)
         # Sum over images: each has its own problem, whatever the batch is.
         (images.grad,) = torch.autograd.grad(loss * len(images), images)

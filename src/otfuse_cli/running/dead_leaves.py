@@ -21,7 +21,8 @@ LARGEST = 0.5  # radius of the largest, as a share of the longer side
 COVERS = 4.0  # how many leaves lie over a pixel, on average
 STRETCH = 2.0  # the longest axis of a leaf over its shortest, at most
 CORRELATION = 0.8  # between the colours of two channels
-_PIXELS = 1 << 18  # pixels held at once: what fits into a processor's cache is much faster
+# Pixels that are worked on together: what fits into a processor's cache is much faster.
+_PIXELS = 1 << 18
 
 
 def dead_leaves(number: int, channels: int, height: int, width: int, seed: int) -> Images:
@@ -56,7 +57,10 @@ def smooth_noise(number: int, channels: int, shape: tuple[int, ...], seed: int) 
     frequency = np.zeros((*shape[:-1], shape[-1] // 2 + 1))
     for axis, n in enumerate(shape):
         f = np.fft.rfftfreq(n) if axis == len(shape) - 1 else np.fft.fftfreq(n)
-        frequency += f.reshape([-1 if a == axis else 1 for a in range(len(shape))]) ** 2
+        along = [1] * len(shape)
+        along[axis] = -1
+        frequency += f.reshape(along) ** 2
+    # No frequency is lower than one wave over the longest side; the constant gets that one's power.
     amplitude = 1 / np.sqrt(np.maximum(frequency, 1 / max(shape) ** 2))
     images = np.empty((number, channels, *shape), np.float32)
     chunk = max(1, _PIXELS // int(np.prod(shape)))
@@ -79,6 +83,8 @@ def _fall(
     same size: a leaf costs as many pixels as it has, and not the image.
     """
     classes = _size_classes(max(height, width))
+    # A density of r^-3 gives a class (a, b) the share a^-2 - b^-2, and the area pi r^2 a mean of
+    # 2 pi log(b / a) over that share.
     share = np.array([a**-2 - b**-2 for a, b in classes])
     mean_area = 2 * pi * log(classes[-1][1] / classes[0][0]) / share.sum()
     leaves = ceil(COVERS * height * width / mean_area)
@@ -109,8 +115,10 @@ def _drop(
     samples, height, width = leaf_SHW.shape
     low, high = size
     u = rng.random((5, samples), np.float32)
+    # By inversion: the share of radii below r is (low^-2 - r^-2) / (low^-2 - high^-2).
     radius = (low**-2 - u[0] * np.float32(low**-2 - high**-2)) ** -0.5
     stretch = np.float32(STRETCH) ** (u[1] - np.float32(0.5))
+    # Centres outside of the image as well, so that its edge is covered as often as its middle.
     y = u[2] * (height + 2 * radius) - radius
     x = u[3] * (width + 2 * radius) - radius
     turn = np.float32(2 * pi) * u[4]
@@ -145,7 +153,7 @@ def _polygon(
     along: tuple[Images, Images], across: tuple[Images, Images], corners: int
 ) -> NDArray[np.bool_]:
     """Inside all edges of the regular polygon with its corners on the unit circle."""
-    edge = np.float32(cos(pi / corners))
+    edge = np.float32(cos(pi / corners))  # distance of the edges from the centre
     inside: NDArray[np.bool_] | None = None
     for corner in range(corners):
         c, s = (np.float32(f(2 * pi * corner / corners)) for f in (cos, sin))
@@ -159,9 +167,10 @@ def _polygon(
 def _colours(rng: np.random.Generator, samples: int, leaves: int, channels: int) -> Images:
     """A colour per leaf around one per image: leaves of one picture are lit alike."""
     picture = rng.standard_normal((2, samples, 1, 1), np.float32)
-    own = rng.standard_normal((samples, leaves, channels), np.float32)
+    leaf_colour = rng.standard_normal((samples, leaves, channels), np.float32)
     light = rng.standard_normal((samples, leaves, 1), np.float32)
-    mixed = sqrt(CORRELATION) * light + sqrt(1 - CORRELATION) * own
+    mixed = sqrt(CORRELATION) * light + sqrt(1 - CORRELATION) * leaf_colour
+    # Pictures differ in contrast by some 30 %, in brightness by half of what leaves differ by.
     contrast = np.exp(np.float32(0.3) * picture[1])
     coloured: Images = np.float32(0.5) * picture[0] + contrast * mixed
     return coloured

@@ -6,7 +6,7 @@ gives one row of logits for each position of a sequence (labels then have one mo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, isfinite, log
 
@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import UsageError
-from .samples import IGNORED, Samples
+from .fit_samples import IGNORED
+from .samples import Samples
 
 MEANS = ("logits", "probabilities")
 
@@ -39,6 +40,7 @@ class Score:
     @property
     def perplexity(self) -> float | None:
         """exp(cross-entropy); None beyond the range of floats, or where it means nothing."""
+        # exp(709.8) is the largest float64.
         if not self.tokens or not isfinite(self.cross_entropy) or self.cross_entropy > 700:
             return None
         return exp(self.cross_entropy)
@@ -138,7 +140,7 @@ def ensemble(outputs: Sequence[Tensor], *, mean: str = "logits", axis: int = 1) 
     stacked = torch.stack([o.double() for o in outputs])
     if mean == "logits":
         return stacked.mean(0).float()
-    logs = stacked.log_softmax(axis + 1 if axis >= 0 else axis)
+    logs = stacked.log_softmax(axis + 1 if axis >= 0 else axis)  # the members stand in front
     return (logs.logsumexp(0) - log(len(outputs))).float()
 
 
@@ -147,14 +149,6 @@ def class_axis(logits: Tensor, samples: Samples) -> int:
     ids = _token_ids(samples)
     tokens = ids is not None and logits.ndim == 3 and logits.shape[:2] == ids.shape
     return -1 if tokens else 1
-
-
-def score_batches(batches: Iterable[tuple[Tensor, Samples]]) -> Score:
-    """The score of outputs that come batch by batch with their samples."""
-    tally = Tally()
-    for logits, samples in batches:
-        tally.add(logits, samples)
-    return tally.score()
 
 
 def _token_ids(samples: Samples) -> Tensor | None:

@@ -87,8 +87,11 @@ class Walk:
 
     def live_bytes(self) -> int:
         """Memory of the values that are held."""
-        tensors = [t for t in pytree.tree_leaves(self._values) if isinstance(t, Tensor)]
-        return sum(t.numel() * t.element_size() for t in tensors)
+        total = 0
+        for leaf in pytree.tree_leaves(self._values):
+            if isinstance(leaf, Tensor):
+                total += leaf.numel() * leaf.element_size()
+        return total
 
     def _run(self, end: int) -> None:
         for node in self.program.nodes[self._at : end]:
@@ -96,7 +99,7 @@ class Walk:
                 self._values[node.name] = self._call(node)
                 for used in node.all_input_nodes:
                     self._release(used, node)
-                if not node.users:
+                if not node.users:  # nobody will read it, and nobody will release it
                     self._release(node, node)
         self._at = max(self._at, end)
 
@@ -115,8 +118,8 @@ class Walk:
 def flat_inputs(program: Program, samples: Samples, device: str) -> list[Tensor]:
     """A batch as the program takes it: flat, filled up to the program's batch by repetition."""
     short = program.batch - samples.count
-    given: tuple[Any, Any] = (samples.args, dict(samples.kwargs))
-    leaves, _ = pytree.tree_flatten(given)
+    inputs: tuple[Any, Any] = (samples.args, dict(samples.kwargs))
+    leaves, _ = pytree.tree_flatten(inputs)
     tensors = []
     for leaf in leaves:
         if not isinstance(leaf, Tensor):

@@ -19,6 +19,7 @@ from ..errors import UnreadableInput
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
+# Members of an archive that are raw bytes, and files of one word.
 _DATA = ("data/weights/weight_", "data/constants/tensor_", ".data/", ".format")
 _PLAIN = ("archive_format", "archive_version", "byteorder", "version")
 
@@ -58,6 +59,7 @@ def load_program(path: Path) -> ExportedProgram:
 
 def _require_plain(archive: zipfile.ZipFile, where: str) -> None:
     names = archive.namelist()
+    # Of two members of one name the loader might read the one that was not checked.
     if len(set(names)) != len(names):
         raise ValueError("two members have the same name")
     pickled = _pickled_members(archive, names)

@@ -19,6 +19,7 @@ from .inputs import is_program, slots, static_batch
 from .once import run_once
 from .samples import Samples
 
+# Samples at a time: enough to keep the cores busy, and activations of small networks in memory.
 BATCH = 250
 
 
@@ -65,19 +66,20 @@ def logit_batches(
             a row for each sample.
     """
     module = _on_device(network, device)
-    tensors = {
-        name: (t.float() if t.is_floating_point() else t).to(device) for name, t in state.items()
-    }
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        computed_in = tensor.float() if tensor.is_floating_point() else tensor
+        tensors[name] = computed_in.to(device)
     fixed = static_batch(network)
     for part in samples.batches(fixed or batch):
-        given = part if fixed is None else _filled(part, fixed)
-        args, kwargs = _call(network, given, device)
+        filled = part if fixed is None else _filled(part, fixed)
+        args, kwargs = _call(network, filled, device)
         with eval_mode(module), no_fast_path(), torch.inference_mode():
             try:
                 made = run_once(module, tensors, args, kwargs)
             except Exception as error:
                 raise _failed(network, error) from error
-        yield _rows(made, given.count, network)[: part.count].to("cpu", torch.float32)
+        yield _rows(made, filled.count, network)[: part.count].to("cpu", torch.float32)
 
 
 def _on_device(network: Network, device: str) -> nn.Module:
@@ -112,16 +114,16 @@ def _filled(samples: Samples, size: int) -> Samples:
 
 
 def _rows(made: Any, count: int, network: Network) -> Tensor:
-    found = pick_outputs(made)
-    if not found or not found[0].ndim or found[0].shape[0] != count:
-        shape = list(found[0].shape) if found else "no tensor"
+    outputs = pick_outputs(made)
+    if not outputs or not outputs[0].ndim or outputs[0].shape[0] != count:
+        shape = list(outputs[0].shape) if outputs else "no tensor"
         raise IncompatibleModels(
             "the network does not return a row for each sample",
             where=f"{network.source}: {shape} for {count} samples",
             why="axis 0 of inputs and outputs must count samples",
             fix="give a network whose forward takes and returns batches",
         )
-    return found[0]
+    return outputs[0]
 
 
 def _failed(network: Network, error: Exception) -> IncompatibleModels:

@@ -47,24 +47,22 @@ def slots(network: Network) -> tuple[Slot, ...]:
         UsageError: There are none, or they are packed in lists.
     """
     names = _positional_names(network.module)
-    found = [
-        Slot(names.get(at, f"input {at}"), at, tuple(value.shape[1:]), value.dtype)
-        for at, value in enumerate(network.args)
-        if _is_batch(value)
-    ]
-    found += [
-        Slot(name, None, tuple(value.shape[1:]), value.dtype)
-        for name, value in network.kwargs.items()
-        if _is_batch(value)
-    ]
-    if not found:
+    tensor_slots: list[Slot] = []
+    for at, value in enumerate(network.args):
+        if _is_batch(value):
+            name = names.get(at, f"input {at}")
+            tensor_slots.append(Slot(name, at, tuple(value.shape[1:]), value.dtype))
+    for name, value in network.kwargs.items():
+        if _is_batch(value):
+            tensor_slots.append(Slot(name, None, tuple(value.shape[1:]), value.dtype))
+    if not tensor_slots:
         raise UsageError(
             "the network takes no plain tensor",
             where=network.source,
             why="its inputs are packed in lists or dicts, or it has none",
             fix="wrap it in a module whose forward takes tensors",
         )
-    return tuple(found)
+    return tuple(tensor_slots)
 
 
 def is_program(network: Network) -> bool:
@@ -107,8 +105,8 @@ def example_call(network: Network) -> tuple[Any, tuple[Any, ...], dict[str, Any]
     """What the network returns for its example inputs, and these, copied to its device."""
     module = network.module
     device = next((t.device for t in module.state_dict().values()), torch.device("cpu"))
-    given = tuple(network.args), without_cache(module, dict(network.kwargs))
-    args, kwargs = pytree.tree_map_only(Tensor, lambda t: t.to(device).clone(), given)
+    inputs = tuple(network.args), without_cache(module, dict(network.kwargs))
+    args, kwargs = pytree.tree_map_only(Tensor, lambda t: t.to(device).clone(), inputs)
     with eval_mode(module), no_fast_path(), torch.no_grad():
         return module(*args, **kwargs), args, kwargs
 
@@ -122,18 +120,18 @@ def vocabularies(network: Network) -> dict[str, int]:
     watch = _EmbeddingWatch()
     with watch:
         _, args, kwargs = example_call(network)
-    given = {
-        slot.name: kwargs[slot.name] if slot.position is None else args[slot.position]
-        for slot in slots(network)
-        if slot.integer
-    }
-    storages = {_storage(tensor): name for name, tensor in given.items()}
-    found: dict[str, int] = {}
+    # By storage: a view of the ids, as most networks make one, is still that input.
+    storages: dict[int, str] = {}
+    for slot in slots(network):
+        if slot.integer:
+            ids = kwargs[slot.name] if slot.position is None else args[slot.position]
+            storages[_storage(ids)] = slot.name
+    rows_of: dict[str, int] = {}
     for storage, rows in watch.seen:
         if storage in storages:
             name = storages[storage]
-            found[name] = min(rows, found.get(name, rows))
-    return found
+            rows_of[name] = min(rows, rows_of.get(name, rows))
+    return rows_of
 
 
 class _EmbeddingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -12,7 +12,7 @@ from ..graph.model import LayerGraph, Op, OpKind, Role, Shapes
 from ..graph.spec.stored_shapes import integers
 from .factory import Network
 
-_EXAMPLES = 4  # inputs to trace and check on
+_EXAMPLES = 4  # inputs to trace and check on: more than one, so that a batch is seen as such
 
 
 class Mlp(nn.Module):

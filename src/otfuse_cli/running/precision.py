@@ -6,12 +6,16 @@ exact than the lowest of these.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+Result = TypeVar("Result")
 
 EXACT = 1e-10  # relative error allowed in float64
 FLOAT32 = 1e-4
@@ -29,9 +33,29 @@ ALLOWED = {
     torch.complex32: FLOAT16,
     torch.bfloat16: BFLOAT16,
 }
-# A change of the outputs that counts as one, by the error allowed.
+# A change of the outputs that counts as one, by the error allowed: what a wrong unit makes is far
+# above rounding in float64 and float32; in the half formats nothing lies between the two.
 MOVED = {EXACT: 1e-8, FLOAT32: 1e-5, FLOAT16: 1e-2, BFLOAT16: 5e-2}
 _COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64}
+
+
+def in_double(
+    compute: Callable[[torch.dtype], Result],
+    *,
+    dtype: torch.dtype = torch.float64,
+    failures: tuple[type[Exception], ...] = (RuntimeError,),
+) -> Result:
+    """What `compute` makes in float64 or, where the network has no kernels for that, in float32.
+
+    Args:
+        compute: Runs the network in the dtype that it is given.
+        dtype: To try first.
+        failures: What a missing kernel raises. In float32 they are the caller's to deal with.
+    """
+    if dtype is not torch.float32:
+        with suppress(*failures):
+            return compute(dtype)
+    return compute(torch.float32)
 
 
 def as_dtype(tree: Any, dtype: torch.dtype) -> Any:
@@ -68,8 +92,8 @@ class Precision(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if made > self.allowed:
             # A constant made in float32 (a mask of zeros) loses nothing: only what was more
             # precise before counts.
-            given = [_error(t) for t in pytree.tree_leaves((args, kwargs))]
-            if any(0.0 < error <= self.allowed for error in given):
+            errors = [_error(t) for t in pytree.tree_leaves((args, kwargs))]
+            if any(0.0 < error <= self.allowed for error in errors):
                 self.allowed = made
         return out
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..graph.axes import Axis, Cat, Fixed, Unit, axis_size, axis_units
+from ..graph.axes import Axis, Cat, Fixed, Unit, axis_size, axis_units, units_of
 from ..graph.model import GraphTensor, LayerGraph, Space
 
 Maps = Mapping[str, Tensor]
@@ -58,14 +58,18 @@ def relabel_axes(
     axes = [axis.expr for axis in described.axes]
     waiting = {d: _outside(axis, maps[d], spaces) for d, axis in enumerate(axes)}
     while waiting:
-        # an axis whose families are indexed by another one comes after that one
-        ready = next(
-            (d for d, needs in waiting.items() if not any(_holds(axes, waiting, n) for n in needs)),
-            next(iter(waiting)),
-        )
+        ready = _next_axis(axes, waiting)
         needs = waiting.pop(ready)
         tensor = _along(tensor, ready, axes, maps[ready], spaces, needs, {})
     return tensor
+
+
+def _next_axis(axes: Sequence[Axis], waiting: Mapping[int, Sequence[str]]) -> int:
+    """An axis to move: one whose families are indexed by another axis comes after that one."""
+    for dim, needs in waiting.items():
+        if not any(_holds(axes, waiting, need) for need in needs):
+            return dim
+    return next(iter(waiting))
 
 
 def relabel_state(state: Mapping[str, Tensor], graph: LayerGraph, maps: Maps) -> dict[str, Tensor]:
@@ -73,9 +77,9 @@ def relabel_state(state: Mapping[str, Tensor], graph: LayerGraph, maps: Maps) ->
     out = dict(state)
     for name, described in graph.tensors.items():
         moved = relabel(state[name], described, maps, graph.spaces)
-        for own in (name, *described.aliases):
-            if own in out:
-                out[own] = moved
+        for alias in (name, *described.aliases):
+            if alias in out:
+                out[alias] = moved
     return out
 
 
@@ -101,12 +105,12 @@ def _cycle(n: int, generator: torch.Generator) -> Tensor:
 def _unit_index(
     space: str, maps: Maps, spaces: Mapping[str, Space], at: Mapping[str, int]
 ) -> Tensor:
-    known = spaces[space]
+    described = spaces[space]
     if space not in maps:
-        return torch.arange(known.size)
-    if known.per is None:
+        return torch.arange(described.size)
+    if described.per is None:
         return maps[space]
-    return maps[space][at[known.per]]
+    return maps[space][at[described.per]]
 
 
 def _product_index(
@@ -120,19 +124,19 @@ def _product_index(
         flat = torch.zeros(1, dtype=torch.int64)
         new_shape = []
         for factor, n in zip(factors, shape, strict=True):
-            own = axis_index(factor, maps, spaces, at)
-            flat = (flat[:, None] * n + own[None, :]).reshape(-1)
-            new_shape.append(len(own))
+            index = axis_index(factor, maps, spaces, at)
+            flat = (flat[:, None] * n + index[None, :]).reshape(-1)
+            new_shape.append(len(index))
         return flat.reshape(new_shape)
     unit = factors[index_at]
     assert isinstance(unit, Unit)
-    own = _unit_index(unit.space, maps, spaces, at)
+    index = _unit_index(unit.space, maps, spaces, at)
     rest = [*factors[:index_at], *factors[index_at + 1 :]]
     inner = int(torch.tensor(shape[index_at + 1 :]).prod()) if shape[index_at + 1 :] else 1
     planes = []
-    for new, old in enumerate(own.tolist()):
+    for new, old in enumerate(index.tolist()):
         plane = _product_index(rest, maps, spaces, {**at, unit.space: new}).reshape(-1)
-        # the flat position of the rest, opened to make room for this factor
+        # The flat position of the rest, opened to make room for this factor.
         planes.append((plane // inner * shape[index_at] + old) * inner + plane % inner)
     outer = [*shape[:index_at], *shape[index_at + 1 :]]
     return torch.stack([p.reshape(outer) for p in planes], dim=index_at)
@@ -146,11 +150,11 @@ def _next_index(
     for i, space in enumerate(units):
         if space is None or space in at:
             continue
-        own = spaces[space].per if space in maps else None
-        if own is not None and own not in at:
+        indexed_by = spaces[space].per if space in maps else None
+        if indexed_by is not None and indexed_by not in at:
             continue
-        others = [u for j, f in enumerate(factors) if j != i for u in axis_units(f)]
-        if any(u in maps and spaces[u].per == space for u in others):
+        others = units_of((*factors[:i], *factors[i + 1 :]))
+        if any(unit in maps and spaces[unit].per == space for unit in others):
             return i
     return None
 
@@ -165,20 +169,21 @@ def _outside(axis: Axis, maps: Maps, spaces: Mapping[str, Space]) -> list[str]:
             per = spaces[expr.space].per if expr.space in maps else None
             return [per] if per is not None and per not in beside else []
         if isinstance(expr, Cat):
-            return [need for part in expr.parts for need in missing(part, beside)]
-        here = beside | {f.space for f in expr.factors if isinstance(f, Unit)}
-        return [need for factor in expr.factors for need in missing(factor, here)]
+            children = expr.parts
+        else:
+            children = expr.factors
+            beside = beside | {f.space for f in children if isinstance(f, Unit)}
+        needs: list[str] = []
+        for child in children:
+            needs.extend(missing(child, beside))
+        return needs
 
     return list(dict.fromkeys(missing(axis, frozenset())))
 
 
 def _holds(axes: Sequence[Axis], waiting: Mapping[int, object], space: str) -> bool:
     """Whether an axis that hasn't been moved yet carries `space`."""
-    return any(space in axis_units(axes[d]) for d in waiting if _covering(axes[d], space))
-
-
-def _covering(axis: Axis, space: str) -> bool:
-    return space in axis_units(axis)
+    return any(space in axis_units(axes[d]) for d in waiting)
 
 
 def _along(
@@ -218,8 +223,8 @@ def _unit_of(axis: Axis, space: str, spaces: Mapping[str, Space]) -> Tensor:
         return torch.cat([_unit_of(part, space, spaces) for part in axis.parts])
     unit = torch.full((1,), -1)
     for factor in axis.factors:
-        own = _unit_of(factor, space, spaces)
-        unit = torch.maximum(unit[:, None], own[None, :]).reshape(-1)
+        factor_unit = _unit_of(factor, space, spaces)
+        unit = torch.maximum(unit[:, None], factor_unit[None, :]).reshape(-1)
     return unit
 
 

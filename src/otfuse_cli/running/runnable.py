@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
@@ -35,7 +35,7 @@ BATCH = 100
 
 
 def runnable(
-    known: Architecture,
+    architecture: Architecture,
     samples: Samples,
     *,
     device: str,
@@ -46,7 +46,7 @@ def runnable(
     """Export the network on a batch of `samples`, so that it can be run batch by batch.
 
     Args:
-        known: With a network.
+        architecture: With a network.
         samples: What it is to be run on.
         device: Where.
         read: Tensors of a parent, whose widths may not be those of the network; None for the
@@ -58,86 +58,92 @@ def runnable(
     Raises:
         IncompatibleModels: It can't be exported on such inputs, or not with those widths.
     """
-    network = known.network
+    network = architecture.network
     assert network is not None
-    named = known.graph if graph is None else graph
+    named = architecture.graph if graph is None else graph
     if read is not None:
-        shapes, held = _shapes(read), _shapes(_tensors(network, known))
-        read = None if all(shapes[name] == held[name] for name in held) else read
+        shapes, built_shapes = _shapes(read), _shapes(_tensors(network, architecture))
+        # With the widths that it was built with, nothing has to be built again.
+        read = None if all(shapes[name] == built_shapes[name] for name in built_shapes) else read
     if is_program(network):
-        return _saved(network, named, known.names, read, device)
+        return _saved(network, named, architecture.names, read, device)
     if read is None:
-        network = real_network(known)
+        network = real_network(architecture)
         assert network is not None
     else:
-        network = network_at(known, read)
+        network = network_at(architecture, read)
     module = network.module
     first = samples.take(slice(0, batch))
-    constants = {
-        name: value for name, value in network.kwargs.items() if not isinstance(value, Tensor)
-    }
+    # What is no tensor is no input: flags and numbers stay what the network's example has.
+    keywords: dict[str, Any] = {}
+    for name, value in network.kwargs.items():
+        if not isinstance(value, Tensor):
+            keywords[name] = value
+    keywords.update(first.kwargs)
     try:
-        exported, _ = export(
-            copy.deepcopy(module).to(device), first.args, {**constants, **first.kwargs}
-        )
+        exported = export(copy.deepcopy(module).to(device), first.args, keywords)
     except IncompatibleModels as error:
         if read is not None:
             error.fix = OWN_WIDTHS
         raise
     return labelled_program(
-        exported, batch=first.count, graph=named, name_map=_names(module, known.names)
+        exported, batch=first.count, graph=named, name_map=_names(module, architecture.names)
     )
 
 
-def network_at(known: Architecture, read: Mapping[str, Tensor]) -> Network:
+def network_at(architecture: Architecture, read: Mapping[str, Tensor]) -> Network:
     """The network with tensors of other widths: built for them where its factory takes shapes."""
-    built = real_network(known)
+    built = real_network(architecture)
     assert built is not None
-    return _with(_built_for(built, known, _shapes(read)), known, read)
+    return _with(_built_for(built, architecture, _shapes(read)), architecture, read)
 
 
-def graph_at(known: Architecture, read: Mapping[str, Tensor]) -> LayerGraph:
+def graph_at(architecture: Architecture, read: Mapping[str, Tensor]) -> LayerGraph:
     """The layer graph of the network with tensors of other widths, traced with these.
 
     Widths alone don't tell how many heads a layer has; what the network makes of them does.
     """
-    return _traced(network_at(known, read), known)
+    return _traced(network_at(architecture, read), architecture)
 
 
-def sizes_at(known: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int] | None:
+def sizes_at(
+    architecture: Architecture, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, int] | None:
     """Sizes of the spaces in the network with tensors of other shapes, as its own code has them.
 
     None where no network can be traced so: there is none, or it is a saved program, or its code
     fixes widths. No value of a tensor is needed.
     """
-    network = known.network
+    network = architecture.network
     if network is None or is_program(network):
         return None
     try:
-        graph = _traced(_blank(network, known, shapes), known)
+        graph = _traced(_blank(network, architecture, shapes), architecture)
     except (IncompatibleModels, RuntimeError):
         return None
-    same = graph.spaces.keys() == known.graph.spaces.keys()
+    same = graph.spaces.keys() == architecture.graph.spaces.keys()
     return {id: space.size for id, space in graph.spaces.items()} if same else None
 
 
 def at_widths(
-    known: Architecture, shapes: Mapping[str, tuple[int, ...]], label: str
+    architecture: Architecture, shapes: Mapping[str, tuple[int, ...]], label: str
 ) -> Architecture:
     """The architecture of a checkpoint, where its network was built at other widths.
 
     Raises:
         IncompatibleModels: Its code does not take the checkpoint's.
     """
-    network = known.network
-    stored = {name: node.shape for name, node in known.graph.tensors.items()}
+    network = architecture.network
+    stored = {name: node.shape for name, node in architecture.graph.tensors.items()}
     other = [name for name, shape in stored.items() if shapes[name] != shape]
     if network is None or not other:
-        return known
+        return architecture
     why = "a saved program has one set of widths"
     if not is_program(network):
         try:
-            return replace(known, graph=_traced(_blank(network, known, shapes), known))
+            return replace(
+                architecture, graph=_traced(_blank(network, architecture, shapes), architecture)
+            )
         except (IncompatibleModels, RuntimeError) as error:
             why = getattr(error, "why", None) or str(error).strip().partition("\n")[0]
     name = other[0]
@@ -150,36 +156,44 @@ def at_widths(
 
 
 def _built_for(
-    network: Network, known: Architecture, shapes: Mapping[str, tuple[int, ...]]
+    network: Network, architecture: Architecture, shapes: Mapping[str, tuple[int, ...]]
 ) -> Network:
     """Built again for `shapes`, where its factory takes them."""
     if network.shapes is None:
         return network
-    return network.again({**network.shapes, **shapes_by_name(shapes, known.aliases)})
+    return network.again({**network.shapes, **shapes_by_name(shapes, architecture.aliases)})
 
 
-def _blank(network: Network, known: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> Network:
+def _blank(
+    network: Network, architecture: Architecture, shapes: Mapping[str, tuple[int, ...]]
+) -> Network:
     """The network with tensors of other shapes that hold nothing."""
-    network = _built_for(network, known, shapes)
-    like = _tensors(network, known)
-    return _with(network, known, {n: like[n].new_zeros(shapes[n]) for n in shapes if n in like})
+    network = _built_for(network, architecture, shapes)
+    like = _tensors(network, architecture)
+    return _with(
+        network, architecture, {n: like[n].new_zeros(shapes[n]) for n in shapes if n in like}
+    )
 
 
-def _tensors(network: Network, known: Architecture) -> dict[str, Tensor]:
+def _tensors(network: Network, architecture: Architecture) -> dict[str, Tensor]:
     """The network's own, by the checkpoint's names."""
     state = network.module.state_dict()
-    return {known.names[n]: t for n, t in state.items() if n in known.names}
+    return {architecture.names[n]: t for n, t in state.items() if n in architecture.names}
 
 
-def _with(network: Network, known: Architecture, read: Mapping[str, Tensor]) -> Network:
-    state = module_state(network, known.names, read.__getitem__)
+def _with(network: Network, architecture: Architecture, read: Mapping[str, Tensor]) -> Network:
+    state = module_state(network, architecture.names, read.__getitem__)
     return replace(network, module=with_tensors(network.module, state))
 
 
-def _traced(network: Network, known: Architecture) -> LayerGraph:
-    source = known.graph.source
-    graph = trace(network.module, network.args, network.kwargs, source=source, name_map=known.names)
-    return replace(graph, tensors={name: graph.tensors[name] for name in known.graph.tensors})
+def _traced(network: Network, architecture: Architecture) -> LayerGraph:
+    source = architecture.graph.source
+    graph = trace(
+        network.module, network.args, network.kwargs, source=source, name_map=architecture.names
+    )
+    return replace(
+        graph, tensors={name: graph.tensors[name] for name in architecture.graph.tensors}
+    )
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
@@ -197,13 +211,12 @@ def with_tensors(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
             for name, tensor in table.items():
                 if tensor is None or f"{prefix}{name}" not in state:
                     continue
-                given = state[f"{prefix}{name}"]
+                replacement = state[f"{prefix}{name}"]
                 if id(tensor) not in owned:
-                    value = given.detach().clone()
-                    parameter = isinstance(tensor, nn.Parameter)
-                    owned[id(tensor)] = (
-                        nn.Parameter(value, requires_grad=False) if parameter else value
-                    )
+                    value = replacement.detach().clone()
+                    if isinstance(tensor, nn.Parameter):
+                        value = nn.Parameter(value, requires_grad=False)
+                    owned[id(tensor)] = value
                 table[name] = owned[id(tensor)]
         _resize(child)
     return module

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..checkpoint.open import open_checkpoint
 from ..errors import UnreadableInput, UsageError
 from ..graph.trace.export_settings import own_output
-from .factory import find_callable, names_a_module
+from .user_code import find_callable, names_a_module
 
 SUFFIXES = (".npz", ".npy", ".safetensors", ".pt", ".pth")
 
@@ -54,10 +54,10 @@ def _from_file(path: Path) -> dict[str, Tensor]:
         return _from_numpy(path)
     with open_checkpoint(path) as file:
         names = dict.fromkeys(file.infos)
-        found = {name: file.read(name) for name in names}
+        entries = {name: file.read(name) for name in names}
         for name, others in file.aliases.items():
-            found |= dict.fromkeys(others, found[name])
-    return found
+            entries |= dict.fromkeys(others, entries[name])
+    return entries
 
 
 def _from_numpy(path: Path) -> dict[str, Tensor]:

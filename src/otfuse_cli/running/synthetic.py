@@ -1,4 +1,4 @@
-"""Inputs made up for a network, so that a fusion needs no data (DESIGN section 3).
+"""Inputs made up for a network, so that a fusion needs no data (docs/methods/inputs.md).
 
 | kind | for | what it is |
 | --- | --- | --- |
@@ -26,8 +26,9 @@ from ..graph.axes import axis_units
 from ..graph.model import LayerGraph, OpKind, Role
 from .dead_leaves import dead_leaves, smooth_noise
 from .factory import Network
+from .fit_samples import fit_to_network
 from .inputs import Slot, slots, vocabularies
-from .samples import Samples, fit_to_network
+from .samples import Samples
 
 KINDS = ("auto", "leaves", "noise", "rows", "tokens", "class")
 
@@ -66,12 +67,13 @@ def synthetic_samples(
     wanted = slots(network)
     limits = vocabularies(network) if any(slot.integer for slot in wanted) else {}
     for at, slot in enumerate(wanted):
-        own = seed * 1_009 + at
+        # A prime: inputs of neighbouring seeds share no draw, for fewer than 1,009 inputs.
+        slot_seed = seed * 1_009 + at
         if slot.integer:
-            made[slot.name] = _integers(slot, limits, number, own)
+            made[slot.name] = _integers(slot, limits, number, slot_seed)
         else:
             shape = tuple(input_shape) if input_shape else slot.shape
-            drawn = _mixed(slot, kinds, shape, first_layers or {}, number, own)
+            drawn = _mixed(slot, kinds, shape, first_layers or {}, number, slot_seed)
             made[slot.name] = fit_to_network(drawn, slot, network, "--input-shape")
     args = tuple(made.pop(slot.name) for slot in wanted if slot.position is not None)
     return Samples(args, made)
@@ -83,20 +85,18 @@ def first_layer_names(graph: LayerGraph) -> tuple[str, ...]:
     Where the data flow is known, layers without inputs from another operation; otherwise those
     that read the axis pinned as the input.
     """
-    found = []
+    names = []
     for op in graph.ops:
         weight = op.tensors.get("weight")
         if op.kind not in (OpKind.LINEAR, OpKind.CONV) or weight is None:
             continue
-        pins = {
-            graph.spaces[unit].pinned
-            for axis in graph.tensors[weight].axes
-            if Role.CONSUME in axis.roles
-            for unit in axis_units(axis.expr)
-        }
+        pins: set[str | None] = set()
+        for axis in graph.tensors[weight].axes:
+            if Role.CONSUME in axis.roles:
+                pins.update(graph.spaces[unit].pinned for unit in axis_units(axis.expr))
         if (op.inputs and not any(op.inputs)) or (not op.inputs and pins == {"input"}):
-            found.append(weight)
-    return tuple(dict.fromkeys(found))
+            names.append(weight)
+    return tuple(dict.fromkeys(names))
 
 
 def _kinds(text: str) -> list[str]:
@@ -120,14 +120,15 @@ def _mixed(
     number: int,
     seed: int,
 ) -> Tensor:
-    share = [number * (i + 1) // len(kinds) - number * i // len(kinds) for i in range(len(kinds))]
-    parts = [
-        _floats(slot, kind, shape, first_layers, count, seed * 31 + at)
-        for at, (kind, count) in enumerate(zip(kinds, share, strict=True))
-        if count
-    ]
+    parts: list[Tensor] = []
+    for at, kind in enumerate(kinds):
+        # Equal shares but for rounding, which add up to `number`.
+        count = number * (at + 1) // len(kinds) - number * at // len(kinds)
+        if count:
+            parts.append(_floats(slot, kind, shape, first_layers, count, seed * 31 + at))
     if len(parts) == 1:
         return parts[0]
+    # Shuffled: whoever takes the first of them gets some of every kind.
     order = np.random.default_rng([seed, 3]).permutation(number)
     return torch.cat([p.reshape(len(p), *parts[0].shape[1:]) for p in parts])[torch.tensor(order)]
 
@@ -142,8 +143,12 @@ def _floats(
 ) -> Tensor:
     rows = _matching_rows(first_layers, prod(slot.shape))
     if kind == "auto":
-        image = len(shape) == 3
-        kind = "leaves" if image else "rows" if rows is not None and len(shape) == 1 else "noise"
+        if len(shape) == 3:
+            kind = "leaves"
+        elif len(shape) == 1 and rows is not None:
+            kind = "rows"
+        else:
+            kind = "noise"
     if kind in ("leaves", "class"):
         if len(shape) != 3:
             raise _misfit(kind, slot, "leaves are images: channels, height, width")
@@ -171,13 +176,15 @@ def _misfit(kind: str, slot: Slot, why: str) -> UsageError:
 
 def _matching_rows(first_layers: Mapping[str, Tensor], width: int) -> Tensor | None:
     """All rows that read `width` numbers, at unit RMS; None when there are none."""
-    found = [w.detach().cpu().float().flatten(1) for w in first_layers.values() if w.ndim > 1]
-    found = [w for w in found if w.shape[1] == width]
-    if not found:
+    flat: list[Tensor] = []
+    for weight in first_layers.values():
+        if weight.ndim > 1 and prod(weight.shape[1:]) == width:
+            flat.append(weight.detach().cpu().float().flatten(1))
+    if not flat:
         return None
-    rows = torch.cat(found)
+    rows = torch.cat(flat)
     rms = rows.square().mean(1).sqrt()
-    alive = rms > 1e-6 * rms.max()
+    alive = rms > 1e-6 * rms.max()  # a row of zeros has no direction to draw
     return rows[alive] / rms[alive, None] if bool(alive.any()) else None
 
 

@@ -22,15 +22,24 @@ def output_splits(module: nn.Module) -> tuple[Split, ...]:
     for name, tensor in module.state_dict(keep_vars=True).items():
         groups.setdefault(id(tensor), []).append(name)
     tied = [names for names in groups.values() if len(names) > 1]
-    embeds = {n for names in tied for n in names if _is_embedding(children.get(_layer(n)))}
-    layers = {_layer(n) for names in tied if embeds & {*names} for n in names if n not in embeds}
-    found = []
+    embeds: set[str] = set()
+    layers: set[str] = set()  # that share a tensor with an embedding, and are none
     for names in tied:
-        own = [n for n in names if _layer(n) in layers and n not in embeds]
-        if own:
-            rest = tuple(n for n in names if n not in own)
-            found.append((*((rest,) if rest else ()), *((n,) for n in own)))
-    return tuple(found)
+        inside = {name for name in names if _is_embedding(children.get(_layer(name)))}
+        embeds |= inside
+        if inside:
+            layers.update(_layer(name) for name in names if name not in inside)
+    splits: list[Split] = []
+    for names in tied:
+        untied = [name for name in names if _layer(name) in layers and name not in embeds]
+        if not untied:
+            continue
+        split: list[tuple[str, ...]] = [(name,) for name in untied]
+        rest = tuple(name for name in names if name not in untied)
+        if rest:
+            split.insert(0, rest)
+        splits.append(tuple(split))
+    return tuple(splits)
 
 
 def untie(module: nn.Module) -> None:
@@ -39,8 +48,8 @@ def untie(module: nn.Module) -> None:
         for (name,) in split[1:]:
             layer, _, part = name.rpartition(".")
             shared = module.get_parameter(name)
-            own = nn.Parameter(shared.detach().clone(), requires_grad=shared.requires_grad)
-            setattr(module.get_submodule(layer), part, own)
+            copy = nn.Parameter(shared.detach().clone(), requires_grad=shared.requires_grad)
+            setattr(module.get_submodule(layer), part, copy)
 
 
 def _is_embedding(child: nn.Module | None) -> bool:

@@ -15,7 +15,7 @@ from ..errors import UsageError
 from ..requests.indexed_option import per_index
 from ..running.arch_value import Arch, arch_label
 from ..running.architecture import Architecture
-from ..running.factory import names_a_module
+from ..running.user_code import names_a_module
 
 
 def arch_of_each(arch: Any, count: int) -> tuple[Arch, ...]:

@@ -18,9 +18,9 @@ from ..graph.model import LayerGraph
 from ..matching.apply import transport
 from ..matching.models import Model
 from ..report.records import Checks
-from ..running.acid import Change, change_allowed, outputs_of
 from ..running.architecture import Architecture, module_state, real_network
 from ..running.factory import Network
+from ..running.function_change import Change, change_allowed, outputs_of
 from ..running.relabel import draw_maps, relabel_state
 from .parents import Parents
 

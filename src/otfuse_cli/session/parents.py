@@ -288,7 +288,9 @@ def fit(
                 sizes = sizes_at(of_anchor, shapes)
                 if sizes is None and of_anchor.network is not None:
                     guesses.append(_guessed(checkpoint.label, index))
-            graph = resize(graph, shapes, label=checkpoint.label, anchor=anchor.label, known=sizes)
+            graph = resize(
+                graph, shapes, label=checkpoint.label, anchor=anchor.label, known_sizes=sizes
+            )
         models.append(Model(index, checkpoint, graph, device))
     return Parents(
         tuple(models),

@@ -26,10 +26,10 @@ from ..matching.matchers.sweep import Match
 from ..matching.models import Model
 from ..report.records import Checks, SpaceRecord
 from ..requests.recipe import Recipe
-from ..running.acid import change_allowed
 from ..running.arch_value import Arch
 from ..running.architecture import module_state, require_network
 from ..running.factory import Network
+from ..running.function_change import change_allowed
 from ..running.precision import FLOAT32
 from ..runtime import Runtime
 from .parents import Parents, shapes_of

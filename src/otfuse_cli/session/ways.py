@@ -172,7 +172,7 @@ class Ways:
         runs = [bench.run_parent(m, bench.weights[m.index]) for m in models]
         seen = seen_units(bench, bench.samples, post=True, seed=self.recipe.seed, models=models)
         graph, observed = anchor.graph, [seen[m.index] for m in models]
-        chosen = choices(graph, observed, runs, without=in_heads(graph), given=share)
+        chosen = choices(graph, observed, runs, without=in_heads(graph), other_share=share)
         runs = [replace(r, alignment=maps) for r, maps in zip(runs, chosen, strict=True)]
         read: Mapping[str, Tensor] = {}
         if has_heads(graph):

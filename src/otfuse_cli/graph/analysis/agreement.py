@@ -36,21 +36,26 @@ def agreed_sizes(
     """
     pairing = _Pairing(source, anchor, label, anchor_label)
     shared = [n for n in anchor.tensors if n in source.tensors and (names is None or n in names)]
+    difference: str | None = None
+    for name in shared:
+        difference = pairing.difference(name)
+        if difference is not None:
+            break
+    # Where some tensors don't count, the operations on them are in one network only.
     whole = len(shared) == len(anchor.tensors) == len(source.tensors)
-    found = next((d for d in map(pairing.difference, shared) if d is not None), None)
-    if found is None and whole:
-        found = pairing.other_operation()
-    if found is not None:
+    if difference is None and whole:
+        difference = pairing.other_operation()
+    if difference is not None:
         raise IncompatibleModels(
             "the networks differ in more than widths",
             where=f"{label}: {source.source}; {anchor_label}: {anchor.source}",
-            why=found,
+            why=difference,
             fix="give factories that build one architecture, at different widths",
         )
     return {
-        theirs: source.spaces[mine].size
-        for theirs, mine in pairing.mine_of.items()
-        if anchor.spaces[theirs].pinned is None
+        anchor_space: source.spaces[source_space].size
+        for anchor_space, source_space in pairing.mine_of.items()
+        if anchor.spaces[anchor_space].pinned is None
     }
 
 
@@ -67,10 +72,11 @@ class _Pairing:
 
     def difference(self, name: str) -> str | None:
         """What a tensor carries in one and not in the other, in words."""
-        mine, theirs = self.source.tensors[name], self.anchor.tensors[name]
-        if len(mine.axes) != len(theirs.axes):
-            return self._both(f"{name} has {len(mine.axes)} axes", str(len(theirs.axes)))
-        for dim, (a, b) in enumerate(zip(mine.axes, theirs.axes, strict=True)):
+        tensor, partner = self.source.tensors[name], self.anchor.tensors[name]
+        if len(tensor.axes) != len(partner.axes):
+            return self._both(f"{name} has {len(tensor.axes)} axes", str(len(partner.axes)))
+        # Axis by axis, and unit by unit along each: the first difference is the one to be told.
+        for dim, (a, b) in enumerate(zip(tensor.axes, partner.axes, strict=True)):
             where = f"{name} axis {dim}"
             if not self._paired(a.expr, b.expr):
                 return self._both(f"{where} is `{a.expr}`", f"`{b.expr}`")
@@ -84,23 +90,24 @@ class _Pairing:
 
     def other_operation(self) -> str | None:
         """The first operation that the other network does not have at its place."""
-        for mine, theirs in zip_longest(self.source.ops, self.anchor.ops):
-            if mine is None:
-                return f"{_named(theirs)} in {self.anchor_label} only"
-            if theirs is None:
-                return f"{_named(mine)} in {self.label} only"
-            if _meaning(mine) != _meaning(theirs):
-                return self._both(_named(mine), f"{_named(theirs)} at its place")
+        for op, partner in zip_longest(self.source.ops, self.anchor.ops):
+            if op is None:
+                return f"{_named(partner)} in {self.anchor_label} only"
+            if partner is None:
+                return f"{_named(op)} in {self.label} only"
+            if _meaning(op) != _meaning(partner):
+                return self._both(_named(op), f"{_named(partner)} at its place")
         return None
 
     def _both(self, here: str, there: str) -> str:
         return f"{here} in {self.label}, {there} in {self.anchor_label}"
 
-    def _paired(self, mine: Axis, theirs: Axis) -> bool:
-        match mine, theirs:
+    def _paired(self, source_axis: Axis, anchor_axis: Axis) -> bool:
+        match source_axis, anchor_axis:
             case Unit(a), Unit(b):
-                known = self.theirs_of.setdefault(a, b), self.mine_of.setdefault(b, a)
-                return known == (b, a)
+                # One to one: each name is paired the first time that it is met, and for good.
+                pair = self.theirs_of.setdefault(a, b), self.mine_of.setdefault(b, a)
+                return pair == (b, a)
             case Fixed(a), Fixed(b):
                 return a == b
             case (Prod(a), Prod(b)) | (Cat(a), Cat(b)):

@@ -49,8 +49,7 @@ def attentions(graph: LayerGraph) -> tuple[Attention, ...]:
     Raises:
         UsageError: One of an unknown kind.
     """
-    heads = {space.per for space in graph.free()} - {None}
-    tops = [s for s in graph.free() if s.id in heads and s.per is None]
+    tops = [s for s in graph.free() if s.id in graph.indices and s.per is None]
     return tuple(attention(graph, s.id) for s in sorted(tops, key=lambda s: s.order))
 
 
@@ -69,17 +68,23 @@ def attention(graph: LayerGraph, heads: str) -> Attention:
             continue
         node, bias = graph.tensors[weight], op.tensors.get("bias")
         for dim in node.dims(heads):
-            own = blocks(node, dim, sizes)
+            weight_blocks = blocks(node, dim, sizes)
             if Role.CONSUME in node.axes[dim].roles:
-                read += [(block, bias) for block in own]
+                read += [(block, bias) for block in weight_blocks]
                 continue
-            shifts: tuple[AxisBlock | None, ...] = (None,) * len(own)
+            shifts: tuple[AxisBlock | None, ...] = (None,) * len(weight_blocks)
             if bias is not None:
                 shifts = blocks(graph.tensors[bias], 0, sizes)
-            made += [Projection(w, b) for w, b in zip(own, shifts, strict=True)]
-    values = [p for p in made if _is_value(graph, p.weight.spaces[-1])]
-    queries = [p for p in made if not _is_value(graph, p.weight.spaces[-1])]
+            made += [Projection(w, b) for w, b in zip(weight_blocks, shifts, strict=True)]
+    # Softmax comes between queries and keys: a rotation is the most that keeps their products.
+    # Values meet nothing but the output layer, which can undo any invertible map.
+    values: list[Projection] = []
+    queries: list[Projection] = []
+    for projection in made:
+        is_value = _is_value(graph, projection.weight.spaces[-1])
+        (values if is_value else queries).append(projection)
     plain = all(part.weight.spaces[0] == heads for part in made)
+    # Queries and keys look alike here; only the data flow of attention tells which are the keys.
     if len(values) != 1 or len(queries) != 2 or len(read) != 1 or not plain:
         raise turn_refusal("an attention layer of an unknown kind", f"space {heads}")
     inner = queries[0].weight.spaces[-1]
@@ -103,6 +108,7 @@ def _key_bias(graph: LayerGraph, queries: list[Projection], values: Projection) 
     """The bias of a layer that makes nothing but keys, read by attention as it is."""
     weights = {q.weight.tensor for q in queries}
     for op in graph.ops:
+        # Attention reads queries, keys and values in this order.
         if op.detail != "attention" or len(op.inputs) < 3 or len(op.inputs[1]) != 1:
             continue
         layer = graph.ops[op.inputs[1][0]]

@@ -27,18 +27,18 @@ def batch_norm(program: Program, node: Node) -> Norm | None:
     """The BatchNorm that an operation is; None for anything else."""
     if node.op != "call_function" or "batch_norm" not in operator_name(node):
         return None
-    given = named_arguments(node, {n: n for n in node.all_input_nodes})
-    values = given.get("input")
-    if given.get("training") or not isinstance(values, Node) or values.name not in program.data:
+    arguments = named_arguments(node, {n: n for n in node.all_input_nodes})
+    values = arguments.get("input")
+    if arguments.get("training") or not isinstance(values, Node) or values.name not in program.data:
         return None
     tensors = {}
     for part in _PARTS:
-        value = given.get(part)
+        value = arguments.get(part)
         stored = program.tensors.get(value.name) if isinstance(value, Node) else None
         if stored is None:
-            return None
+            return None  # without gain or statistics of its own there is nothing to solve for
         tensors[part] = stored
-    return Norm(node.name, values.name, tensors, float(given["eps"]))
+    return Norm(node.name, values.name, tensors, float(arguments["eps"]))
 
 
 def norm_after(program: Program, node: Node) -> Norm | None:

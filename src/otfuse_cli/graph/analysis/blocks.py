@@ -39,14 +39,14 @@ class AxisBlock:
 
 def blocks(node: GraphTensor, dim: int, sizes: Mapping[str, int]) -> tuple[AxisBlock, ...]:
     """The blocks of one axis, in order."""
-    found, start = [], 0
+    parts, start = [], 0
     for part in _parts(node.axes[dim].expr):
         factors = part.factors if isinstance(part, Prod) else (part,)
         widths = tuple(axis_size(f, sizes) for f in factors)
         names = tuple(f.space if isinstance(f, Unit) else None for f in factors)
-        found.append(AxisBlock(node.name, dim, start, widths, names))
-        start += prod(widths)
-    return tuple(found)
+        parts.append(AxisBlock(node.name, dim, start, widths, names))
+        start += prod(widths)  # blocks follow one another without gaps
+    return tuple(parts)
 
 
 def _parts(axis: Axis) -> tuple[Axis, ...]:

@@ -18,27 +18,29 @@ def differences(graph: LayerGraph, shapes: Shapes, *, source: int) -> tuple[Diff
         shapes: The other model's tensors.
         source: Its position among the inputs.
     """
-    nodes = graph.tensors
-    found = [
-        Difference(source, "missing", name, None, node.shape)
-        for name, node in nodes.items()
-        if name not in shapes
-    ]
-    found += [Difference(source, "extra", n, shapes[n], None) for n in shapes if n not in nodes]
-    even = {n: shapes[n] for n in nodes if n in shapes and len(shapes[n]) == len(nodes[n].shape)}
-    found += [
-        Difference(source, "axes", n, shapes[n], nodes[n].shape)
-        for n in nodes
-        if n in shapes and n not in even
-    ]
-    sizes, misfits = solve_widths(graph, even)
-    found += [
-        Difference(source, "size", m.name, shapes[m.name], nodes[m.name].shape, m.text)
-        for m in misfits
-    ]
-    found += [
-        Difference(source, "width", s.id, (sizes[s.id],), (s.size,))
-        for s in graph.free()
-        if sizes.get(s.id, s.size) != s.size
-    ]
-    return tuple(found)
+    missing: list[Difference] = []
+    axes: list[Difference] = []
+    even: dict[str, tuple[int, ...]] = {}
+    for name, node in graph.tensors.items():
+        if name not in shapes:
+            missing.append(Difference(source, "missing", name, None, node.shape))
+        elif len(shapes[name]) != len(node.shape):
+            axes.append(Difference(source, "axes", name, shapes[name], node.shape))
+        else:
+            even[name] = shapes[name]
+    extra: list[Difference] = []
+    for name, shape in shapes.items():
+        if name not in graph.tensors:
+            extra.append(Difference(source, "extra", name, shape, None))
+    # Sizes are solved from what has as many axes as the anchor's.
+    solved, misfits = solve_widths(graph, even)
+    sizes: list[Difference] = []
+    for misfit in misfits:
+        shape, anchor_shape = shapes[misfit.name], graph.tensors[misfit.name].shape
+        sizes.append(Difference(source, "size", misfit.name, shape, anchor_shape, misfit.text))
+    widths: list[Difference] = []
+    for space in graph.free():
+        size = solved.get(space.id, space.size)
+        if size != space.size:
+            widths.append(Difference(source, "width", space.id, (size,), (space.size,)))
+    return (*missing, *extra, *axes, *sizes, *widths)

@@ -2,7 +2,7 @@
 
 A layer is a linear map or a convolution whose weight is a tensor of the checkpoint. Its target is
 its own output, after the BatchNorm that follows; where it is the last one to feed an addition, it
-is what the addition should give, less the other operand (DESIGN section 3, Refit).
+is what the addition should give, less the other operand (docs/methods/refit.md).
 """
 
 from __future__ import annotations
@@ -125,13 +125,13 @@ def fits(program: Program) -> tuple[tuple[Fit, ...], tuple[str, ...]]:
     What is used twice has no target of its own and is left as it is.
     """
     uses = _uses(program)
-    found, shared = [], []
+    plan, shared = [], []
     for layer in linear_layers(program):
         if uses[layer.weight] > 1 or (layer.bias is not None and uses[layer.bias] > 1):
             shared.append(layer.weight)
         else:
-            found.append(_fit(program, layer))
-    return tuple(found), tuple(dict.fromkeys(shared))
+            plan.append(_fit(program, layer))
+    return tuple(plan), tuple(dict.fromkeys(shared))
 
 
 def scores(program: Program) -> str:
@@ -150,23 +150,23 @@ def norm_fits(program: Program) -> tuple[NormFit, ...]:
     uses = _uses(program)
     plan, _ = fits(program)
     folded = {fit.norm.node for fit in plan if fit.norm is not None}
-    found = []
+    unfolded = []
     for node in program.nodes:
         norm = batch_norm(program, node) if node.name not in folded else None
         if norm is not None and all(uses[name] == 1 for name in norm.tensors.values()):
-            found.append(NormFit(norm))
-    return tuple(found)
+            unfolded.append(NormFit(norm))
+    return tuple(unfolded)
 
 
 def _uses(program: Program) -> Counter[str]:
     """How often each tensor is read."""
-    return Counter(
-        program.tensors[used.name]
-        for node in program.nodes
-        if node.op == "call_function"
-        for used in node.all_input_nodes
-        if used.name in program.tensors
-    )
+    uses: Counter[str] = Counter()
+    for node in program.nodes:
+        if node.op == "call_function":
+            for used in node.all_input_nodes:
+                if used.name in program.tensors:
+                    uses[program.tensors[used.name]] += 1
+    return uses
 
 
 def _layers(program: Program) -> Iterator[Layer]:
@@ -185,49 +185,50 @@ def _layers(program: Program) -> Iterator[Layer]:
 
 
 def _linear(program: Program, node: Node, name: str) -> Layer | None:
-    given = list(node.args)
-    bias = given.pop(0) if name == "addmm" else None
+    operands = list(node.args)
+    bias = operands.pop(0) if name == "addmm" else None
     if name == "addmm" and (node.kwargs.get("alpha", 1) != 1 or node.kwargs.get("beta", 1) != 1):
         return None
-    if name == "linear" and len(given) > 2:
-        bias = given[2]
-    values, weight = given[0], given[1]
+    if name == "linear" and len(operands) > 2:
+        bias = operands[2]
+    values, weight = operands[0], operands[1]
     if not isinstance(values, Node) or values.name not in program.data:
         return None
     stored, turns = _stored(program, weight)
     if stored is None or len(program.axes.get(_name(weight), ())) != 2:
         return None
-    held = _tensor(program, bias)
-    if bias is not None and held is None:
+    bias_name = _tensor(program, bias)
+    if bias is not None and bias_name is None:
         return None
+    # `linear` takes (outputs, inputs), the products take (inputs, outputs); every `t` turns it.
     turned = (turns % 2 == 1) == (name == "linear")
-    return Layer(node.name, values.name, stored, held, turned, None)
+    return Layer(node.name, values.name, stored, bias_name, turned, None)
 
 
 def _convolution(program: Program, node: Node, name: str) -> Layer | None:
-    given = named_arguments(node, {n: n for n in node.all_input_nodes})
-    values, weight, bias = given["input"], given["weight"], given.get("bias")
+    arguments = named_arguments(node, {n: n for n in node.all_input_nodes})
+    values, weight, bias = arguments["input"], arguments["weight"], arguments.get("bias")
     stored, turns = _stored(program, weight)
-    held = _tensor(program, bias)
+    bias_name = _tensor(program, bias)
     if (
         stored is None
         or turns
         or values.name not in program.data
-        or (bias is not None and not held)
+        or (bias is not None and not bias_name)
     ):
         return None
     space = len(program.axes[weight.name]) - 2
-    if isinstance(given["padding"], str) or len(program.axes[values.name]) != space + 2:
+    if isinstance(arguments["padding"], str) or len(program.axes[values.name]) != space + 2:
         return None
     window = KernelWindow(
-        stride=_each(given["stride"], space),
-        padding=_each(given["padding"], space),
-        dilation=_each(given["dilation"], space),
-        groups=int(given["groups"]),
-        transposed=bool(given.get("transposed", name in _TRANSPOSED)),
-        output_padding=_each(given.get("output_padding", 0), space),
+        stride=_each(arguments["stride"], space),
+        padding=_each(arguments["padding"], space),
+        dilation=_each(arguments["dilation"], space),
+        groups=int(arguments["groups"]),
+        transposed=bool(arguments.get("transposed", name in _TRANSPOSED)),
+        output_padding=_each(arguments.get("output_padding", 0), space),
     )
-    return Layer(node.name, values.name, stored, held, False, window)
+    return Layer(node.name, values.name, stored, bias_name, False, window)
 
 
 def _each(value: Any, count: int) -> tuple[int, ...]:
@@ -257,20 +258,25 @@ def _name(value: Any) -> str:
 def _fit(program: Program, layer: Layer) -> Fit:
     by_name = {node.name: node for node in program.nodes}
     norm = norm_after(program, by_name[layer.node])
-    own = norm.node if norm is not None else layer.node
-    last = by_name[own]
+    output = norm.node if norm is not None else layer.node
+    last = by_name[output]
+    # Through what hands the rows on, to the addition that they go into.
     while (after := only_reader(last)) is not None and _hands_on(layer, last, after):
         last = after
     if after is not None and operator_name(after) == "add" and not _scaled(after):
-        other = next((n for n in after.all_input_nodes if n is not last), None)
-        if (
-            other is not None
-            and len(after.all_input_nodes) == 2
-            and program.position[other.name] < program.position[layer.node]
-            and _same_shape(after, last)
-        ):
+        other = _other_operand(after, last)
+        # The other operand has to be there when the layer is fitted: the last one to feed the
+        # addition is the one that can make up for what all before it have missed.
+        earlier = other is not None and program.position[other.name] < program.position[layer.node]
+        if other is not None and earlier and _same_shape(after, last):
             return Fit(layer, norm, after.name, other.name)
-    return Fit(layer, norm, own, None)
+    return Fit(layer, norm, output, None)
+
+
+def _other_operand(sum_node: Node, operand: Node) -> Node | None:
+    """What a sum of two values adds to `operand`; None where that is itself, or a number."""
+    others = [node for node in sum_node.all_input_nodes if node is not operand]
+    return others[0] if len(sum_node.all_input_nodes) == 2 else None
 
 
 def _hands_on(layer: Layer, node: Node, after: Node) -> bool:

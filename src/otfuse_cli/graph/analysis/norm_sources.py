@@ -44,6 +44,7 @@ def is_normed(graph: LayerGraph, at: int) -> bool:
     op = graph.ops[at]
     beside = graph.ops[at + 1 : at + 2]
     readers = [o for o in graph.ops if o.inputs == ((at,),)] if op.inputs else []
+    # A spec gives no data flow: there the operation behind a layer is what reads it.
     return any(o.kind is OpKind.NORM and o.reads == (op.writes,) for o in (*beside, *readers))
 
 
@@ -65,18 +66,22 @@ def weight_rows(graph: LayerGraph, op: Op) -> RowsOf | None:
 
 def _rows(graph: LayerGraph, at: int, read: int, part: Axis) -> tuple[RowsOf, ...] | None:
     """Rows that make `part` of what operation `at` reads."""
-    makers = [
-        maker
-        for maker in _before(graph, at, read)
-        if (axis := graph.ops[maker].writes) is not None and part in _parts(axis)
-    ]
-    if len(makers) != 1:
+    makers: list[int] = []
+    for maker in _before(graph, at, read):
+        axis = graph.ops[maker].writes
+        if axis is not None and part in _parts(axis):
+            makers.append(maker)
+    if len(makers) != 1:  # units of two makers side by side are parts of their own
         return None
     op = graph.ops[makers[0]]
     if op.kind is OpKind.ADD:
-        summands = [_rows(graph, makers[0], r, part) for r in range(len(op.reads))]
-        rows = [row for found in summands if found is not None for row in found]
-        return None if None in summands else tuple(dict.fromkeys(rows))
+        rows: dict[RowsOf, None] = {}  # a set that keeps the order
+        for summand in range(len(op.reads)):
+            summand_rows = _rows(graph, makers[0], summand, part)
+            if summand_rows is None:
+                return None
+            rows.update(dict.fromkeys(summand_rows))
+        return tuple(rows)
     if _hands_on(op):
         return _rows(graph, makers[0], 0, part)
     made = (op.tensors["weight"], 0) if _gains(op) else weight_rows(graph, op)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..axes import Unit, axis_units
-from ..model import GraphTensor, LayerGraph, Op, OpKind, Role, Space
+from ..model import GraphTensor, LayerGraph, Op, OpKind, Role
 
 _HALF = "its tensors are not in every model"
 
@@ -18,10 +18,10 @@ def keep_tensors(graph: LayerGraph, names: set[str]) -> LayerGraph:
     is left does not tell which units are alike, or whether they may be exchanged.
     """
     left = replace(graph, tensors={n: t for n, t in graph.tensors.items() if n in names})
-    spaces = {
-        id: space if space.pinned is not None or _whole(graph, left, id) else _pinned(space)
-        for id, space in graph.spaces.items()
-    }
+    spaces = dict(graph.spaces)
+    for id, space in graph.spaces.items():
+        if space.pinned is None and not _whole(graph, left, id):
+            spaces[id] = replace(space, pinned=_HALF)
     ops = tuple(_without(op, names) for op in graph.ops)
     derived = tuple(d for d in graph.derived if {d.source, *d.tensors} <= names)
     return replace(left, spaces=spaces, ops=ops, derived=derived)
@@ -55,18 +55,15 @@ def cuttable(graph: LayerGraph, tensor: GraphTensor) -> bool:
 
 
 def _whole(graph: LayerGraph, left: LayerGraph, id: str) -> bool:
-    return all(
-        bool(_in_role(left, id, role)) or not _in_role(graph, id, role)
-        for role in (Role.PRODUCE, Role.CONSUME)
-    )
+    """Whether some tensor still makes a space, and some still reads it, where any did before."""
+    for role in (Role.PRODUCE, Role.CONSUME):
+        if _in_role(graph, id, role) and not _in_role(left, id, role):
+            return False
+    return True
 
 
 def _in_role(graph: LayerGraph, id: str, role: Role) -> tuple[str, ...]:
     return graph.producers(id) if role is Role.PRODUCE else graph.consumers(id)
-
-
-def _pinned(space: Space) -> Space:
-    return replace(space, pinned=_HALF)
 
 
 def _without(op: Op, names: set[str]) -> Op:

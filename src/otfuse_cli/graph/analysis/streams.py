@@ -7,11 +7,12 @@ found here is read off the data flow of a traced graph. Names and sizes; no numb
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from ...errors import UsageError
-from ..axes import Unit, axis_units
+from ..axes import Unit, axis_units, units_of
 from ..model import LayerGraph, Op, OpKind, Role
 from .attentions import Attention, attentions, turn_refusal
 
@@ -71,7 +72,10 @@ class Stream:
     @property
     def readers(self) -> tuple[Face, ...]:
         """Layers that read it, behind its norms."""
-        return tuple(face for norm in self.norms for face in norm.readers)
+        faces: list[Face] = []
+        for norm in self.norms:
+            faces.extend(norm.readers)
+        return tuple(faces)
 
 
 def normed_stream(graph: LayerGraph) -> Stream:
@@ -82,22 +86,23 @@ def normed_stream(graph: LayerGraph) -> Stream:
         TiedOutput: The output layer is tied to the embedding.
         UsageError: There is no such stream, or something on it works unit by unit.
     """
-    norms = {
-        at: op
-        for at, op in enumerate(graph.ops)
-        if op.kind is OpKind.NORM
-        and op.detail in ("layer", "rms")
-        and isinstance(op.writes, Unit)
-        and graph.spaces[op.writes.space].per is None
-    }
-    spaces = {op.writes.space for op in norms.values() if isinstance(op.writes, Unit)}
+    norms: dict[int, Op] = {}
+    spaces: set[str] = set()
+    for at, op in enumerate(graph.ops):
+        if op.kind is not OpKind.NORM or op.detail not in ("layer", "rms"):
+            continue
+        # A norm inside every head (of queries and keys) stands on a family, not on the stream.
+        if isinstance(op.writes, Unit) and graph.spaces[op.writes.space].per is None:
+            norms[at] = op
+            spaces.add(op.writes.space)
     if len(spaces) != 1:
         raise turn_refusal(
             "no single residual stream with a LayerNorm or RMSNorm",
             f"{len(spaces)} spaces behind such norms",
         )
     space = spaces.pop()
-    if not any(any(made) for op in graph.ops for made in op.inputs):
+    # Numbers of operations; a graph from names and shapes has none.
+    if not any(any(chain.from_iterable(op.inputs)) for op in graph.ops):
         raise turn_refusal(
             "the data flow of the network is not known",
             graph.source,
@@ -115,7 +120,7 @@ def normed_stream(graph: LayerGraph) -> Stream:
 
 def has_heads(graph: LayerGraph) -> bool:
     """Whether units move as a whole: heads, groups."""
-    return any(space.per is not None for space in graph.free())
+    return bool(graph.indices)
 
 
 def in_heads(graph: LayerGraph) -> frozenset[str]:
@@ -130,8 +135,12 @@ def require_untied(graph: LayerGraph) -> None:
     Raises:
         TiedOutput: There is one.
     """
-    looked_up = {n for op in graph.ops if op.detail == "embedding" for n in op.tensors.values()}
+    looked_up: set[str] = set()
+    for op in graph.ops:
+        if op.detail == "embedding":
+            looked_up.update(op.tensors.values())
     for tensor in graph.tensors.values():
+        # As an embedding it makes the units of the stream, as an output layer it reads them.
         both = any({Role.CONSUME, Role.PRODUCE} <= axis.roles for axis in tensor.axes)
         if both and tensor.name in looked_up:
             way = "add --untie, which gives the output layer a weight of its own"
@@ -149,7 +158,7 @@ def _require_pre_norm(graph: LayerGraph, space: str, norms: Mapping[int, Op]) ->
     for op in graph.ops:
         if op.kind is not OpKind.ADD or op.writes is None or space not in axis_units(op.writes):
             continue
-        if any(i in norms for made in op.inputs for i in made):
+        if not norms.keys().isdisjoint(chain.from_iterable(op.inputs)):
             raise PostNorm(
                 "a norm stands on the stream itself (post-norm)",
                 where=op.name,
@@ -170,7 +179,8 @@ class _Search:
         for at, op in enumerate(self.graph.ops):
             self._look(at, op)
         sites = tuple(self._site(at, op) for at, op in self.norms.items())
-        heads = {s.per for s in self.graph.free() if s.per is not None}
+        heads = in_heads(self.graph)
+        units = [s.id for s in self.graph.free() if s.id not in heads and s.id != self.space]
         return Stream(
             self.space,
             next(iter(self.norms.values())).detail == "layer",
@@ -178,23 +188,19 @@ class _Search:
             tuple(self.writers),
             self._vectors(),
             attentions(self.graph),
-            tuple(
-                s.id
-                for s in self.graph.free()
-                if s.per is None and s.id not in heads and s.id != self.space
-            ),
+            tuple(units),
         )
 
     def _look(self, at: int, op: Op) -> None:
         """Refuse what works on the units of the stream one by one; note who writes to it."""
-        axes = [*op.reads, *([] if op.writes is None else [op.writes])]
-        if not any(self.space in axis_units(a) for a in axes) or at in self.norms:
+        axes = op.reads if op.writes is None else (*op.reads, op.writes)
+        if self.space not in units_of(axes) or at in self.norms:
             return
         if op.kind in _MATRICES or op.detail == "embedding":
             face = self._face(op)
             roles = self.graph.tensors[face.weight].axes[face.dim].roles
             if Role.CONSUME in roles and op.kind in _MATRICES:
-                sources = {i for made in op.inputs for i in self._behind(made)}
+                sources = self._behind(chain.from_iterable(op.inputs))
                 if not sources or not sources <= set(self.norms):
                     raise turn_refusal("a layer reads the stream before its norm", op.name)
             else:
@@ -202,23 +208,26 @@ class _Search:
             return
         if op.kind is OpKind.ADD:
             return
+        # An activation, a gain, a slice: whatever tells units apart gives the stream its axes.
         if op.detail not in _ALIKE:
             raise turn_refusal(f"{op.detail or op.kind} works on each unit of the stream", op.name)
 
-    def _behind(self, made: tuple[int, ...]) -> set[int]:
+    def _behind(self, made: Iterable[int]) -> set[int]:
         """Operations that wrote a value, seen through those that treat all units alike."""
-        found: set[int] = set()
+        writers: set[int] = set()
         for at in made:
             op = self.graph.ops[at]
             if op.detail in _ALIKE:
-                found |= {i for inner in op.inputs for i in self._behind(inner)}
+                writers |= self._behind(chain.from_iterable(op.inputs))
             else:
-                found.add(at)
-        return found
+                writers.add(at)
+        return writers
 
     def _face(self, op: Op) -> Face:
         weights = [n for n in op.tensors.values() if len(self.graph.tensors[n].axes) > 1]
-        places = [(n, d) for n in weights for d in self.graph.tensors[n].dims(self.space)]
+        places: list[tuple[str, int]] = []
+        for name in weights:
+            places.extend((name, dim) for dim in self.graph.tensors[name].dims(self.space))
         if len(places) != 1:
             raise turn_refusal("a layer meets the stream on more than one axis", op.name)
         name, dim = places[0]
@@ -230,7 +239,7 @@ class _Search:
     def _site(self, at: int, op: Op) -> NormSite:
         readers = []
         for other in self.graph.ops:
-            if any(at in self._behind(made) for made in other.inputs):
+            if at in self._behind(chain.from_iterable(other.inputs)):
                 if other.detail in _ALIKE:
                     continue
                 if other.kind not in _MATRICES:
@@ -242,12 +251,12 @@ class _Search:
         return NormSite(op.tensors["weight"], op.tensors.get("bias"), tuple(readers))
 
     def _vectors(self) -> tuple[Face, ...]:
-        found = []
+        vectors = []
         for name, dim in self.graph.members[self.space]:
             if name in self.seen:
                 continue
             axis = self.graph.tensors[name].axes[dim]
             if axis.expr != Unit(self.space) or not axis.roles <= {Role.VECTOR, Role.PRODUCE}:
                 raise turn_refusal("a tensor scales the units of the stream", name)
-            found.append(Face(name, dim))
-        return tuple(found)
+            vectors.append(Face(name, dim))
+        return tuple(vectors)

@@ -28,7 +28,10 @@ def refuse_adapter(shapes: Shapes, label: str) -> None:
     Raises:
         IncompatibleModels: It holds one, alone or beside the weights that it is added to.
     """
-    learned = [n for n in shapes if any(map(_KINDS.fullmatch, n.split(".")))]
+    learned: list[str] = []
+    for name in shapes:
+        if any(map(_KINDS.fullmatch, name.split("."))):
+            learned.append(name)
     if not learned:
         return
     pair = next(_factors(learned, shapes), None)

@@ -28,13 +28,13 @@ def chain_modules(
     for name in in_order(shapes):
         if shapes[name] and name not in whole:
             modules.setdefault(name.rpartition(".")[0], []).append(name)
-    found: dict[str, list[str]] = {}
+    in_chain: dict[str, list[str]] = {}
     for pattern in patterns:
         candidates = [pattern.text] if pattern.literal else modules
         named = [m for m in candidates if m in modules and pattern.match(m) is not None]
         for module in _numbered(named):
-            found.setdefault(module, modules[module])
-    return found
+            in_chain.setdefault(module, modules[module])
+    return in_chain
 
 
 def _numbered(modules: list[str]) -> list[str]:
@@ -51,6 +51,18 @@ def matrix_of(tensors: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> 
     return next((t for t in tensors if len(shapes[t]) > 1), None)
 
 
+def weights_of(
+    modules: Mapping[str, Sequence[str]], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, str]:
+    """The matrix of every module that has one."""
+    weights: dict[str, str] = {}
+    for module, tensors in modules.items():
+        matrix = matrix_of(tensors, shapes)
+        if matrix is not None:
+            weights[module] = matrix
+    return weights
+
+
 def chain_lines(
     patterns: Sequence[Pattern], shapes: Mapping[str, tuple[int, ...]], where: str
 ) -> tuple[Line, ...]:
@@ -62,7 +74,7 @@ def chain_lines(
     if not patterns:
         return ()
     modules = chain_modules(patterns, shapes)
-    layers = {m: w for m, ts in modules.items() if (w := matrix_of(ts, shapes)) is not None}
+    layers = weights_of(modules, shapes)
     if not layers:
         raise IncompatibleModels(
             "the chain is empty",
@@ -72,6 +84,7 @@ def chain_lines(
         )
     last = list(layers)[-1]
     lines: list[Line] = []
+    # What the layer before made: its space, how wide it is, and whether positions go with it.
     before, width, group, deep = "in", 0, "", False
     for module in modules:
         if module not in layers:  # a norm on the output of the layer before it
@@ -87,6 +100,7 @@ def chain_lines(
             continue
         weight = layers[module]
         rows, columns = shapes[weight][:2]
+        # A linear layer behind a convolution reads every channel once for each position.
         factor, rest = divmod(columns, width) if width else (1, 0)
         if rest or not factor or (factor > 1 and len(shapes[weight]) > 2):
             why = f"axis 1 has {columns} positions, the layer before it makes {width}"

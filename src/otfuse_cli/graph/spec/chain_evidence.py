@@ -13,7 +13,7 @@ from itertools import pairwise
 from math import isqrt
 
 from ..model import Shapes
-from .chain import chain_modules, matrix_of
+from .chain import chain_modules, weights_of
 from .grammar import Spec
 from .patterns import Pattern
 
@@ -35,7 +35,7 @@ class _Layer:
 def against_chain(spec: Spec, shapes: Shapes) -> Iterator[str]:
     """Signs that a net of chain-like names is not a plain chain, or is one read backwards."""
     modules = chain_modules(spec.chain, shapes)
-    weights = {m: w for m, ts in modules.items() if (w := matrix_of(ts, shapes)) is not None}
+    weights = weights_of(modules, shapes)
     layers = [_Layer(module, weight, shapes[weight]) for module, weight in weights.items()]
     yield from _kinds(layers)
     for pattern in spec.chain:
@@ -49,6 +49,7 @@ def _kinds(layers: Sequence[_Layer]) -> Iterator[str]:
     if last.kernel:
         yield f"{last} comes last and is a convolution; the family ends in a linear layer"
     for layer in layers:
+        # A convolution that keeps the size has an odd kernel; one of 2 or 4 mostly goes up.
         if any(size % 2 == 0 for size in layer.kernel):
             yield f"{layer}: an even kernel may be a transposed convolution"
     for before, layer in pairwise(layers):
@@ -84,7 +85,7 @@ def _flattened(layers: Sequence[_Layer], spec: Spec) -> Iterator[str]:
         if rest or factor < 2 or layer.kernel:
             continue
         square = isqrt(factor) ** 2 == factor
-        cube = round(factor ** (1 / 3)) ** 3 == factor
+        cube = round(factor ** (1 / 3)) ** 3 == factor  # of three-dimensional feature maps
         if {2: square, 3: square or cube}.get(len(before.kernel), False):
             continue
         what = "a flattened feature map" if len(before.kernel) < 2 else "a map of another shape"
@@ -100,8 +101,12 @@ def _flattened(layers: Sequence[_Layer], spec: Spec) -> Iterator[str]:
 
 def _equal_widths(layers: Sequence[_Layer]) -> Iterator[str]:
     """Numbered without gaps, layers may be attributes of a class whose forward adds a skip."""
-    found = (re.search(r"\d+$", layer.module) for layer in layers)
-    numbers = [int(number[0]) for number in found if number is not None]
+    numbers: list[int] = []
+    for layer in layers:
+        number = re.search(r"\d+$", layer.module)
+        if number is not None:
+            numbers.append(int(number[0]))
+    # Children of a Sequential leave numbers to what has no tensors: then nothing else runs there.
     if any(after - before > 1 for before, after in pairwise(numbers)):
         return
     widths = [layers[0].shape[1], *(layer.shape[0] for layer in layers[:-1])]

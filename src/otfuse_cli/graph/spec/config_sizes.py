@@ -28,16 +28,17 @@ def given_sizes(
     Raises:
         IncompatibleModels: config.json holds something else than a positive number there.
     """
-    known: dict[str, tuple[int, str]] = {}
+    sizes: dict[str, tuple[int, str]] = {}
     unknown: dict[str, tuple[str, ...]] = {}
     rules = [(Pattern(text), value) for text, value in spec.sizes.items()]
     for space in spaces:
         value = next((v for pattern, v in rules if pattern.match(space)), None)
-        if value is not None and (told := _told(value, config)) is not None:
-            known[space] = told
+        size = None if value is None else _told(value, config)
+        if size is not None:
+            sizes[space] = size
         elif isinstance(value, tuple):
             unknown[space] = value
-    return known, unknown
+    return sizes, unknown
 
 
 def check_sizes(spec: Spec, sizes: Mapping[str, int], config: Config | None, where: str) -> None:
@@ -48,17 +49,17 @@ def check_sizes(spec: Spec, sizes: Mapping[str, int], config: Config | None, whe
     """
     for text, value in spec.check.items():
         first, *rest = (factor.strip() for factor in text.split("*"))
-        told = _told(value, config)
-        for space in sizes if told is not None else ():
-            found = Pattern(first).match(space)
-            if told is None or found is None:
+        expected = _told(value, config)
+        for space in sizes if expected is not None else ():
+            match = Pattern(first).match(space)
+            if expected is None or match is None:
                 continue
-            factors = [space, *(substitute(factor, found.numbers) for factor in rest)]
+            factors = [space, *(substitute(factor, match.numbers) for factor in rest)]
             product = prod(sizes.get(factor, 1) for factor in factors)
-            if product != told[0]:
+            if product != expected[0]:
                 raise IncompatibleModels(
                     "a size does not fit",
-                    where=f"{told[1]} is {told[0]}, {where}",
+                    where=f"{expected[1]} is {expected[0]}, {where}",
                     why=f"the shapes make {' * '.join(factors)} {product}",
                     fix="correct it, or put this model's config.json beside the checkpoint",
                 )
@@ -68,8 +69,9 @@ def _told(value: int | tuple[str, ...], config: Config | None) -> tuple[int, str
     """A number and where it is from; None when config.json doesn't hold it."""
     if isinstance(value, int):
         return value, "the number given"
-    for key in value if config is not None else ():
-        if config is not None and config.get(key) is not None:
+    config = config or {}
+    for key in value:  # models call one number by several names: the first that is there
+        if config.get(key) is not None:
             return _positive(config[key], key), f"{key} of config.json"
     return None
 
@@ -93,16 +95,16 @@ def hold(covers: Mapping[str, Cover], unknown: Mapping[str, tuple[str, ...]]) ->
     Returns:
         Reason by new space.
     """
-    held: dict[str, str] = {}
+    kept: dict[str, str] = {}
     for cover in covers.values():
         for one in (cover, *cover.others):
             for dim, axis in enumerate(one.axes):
                 missing = next((u for u in axis_units(axis) if u in unknown), None)
                 if missing is not None:
-                    id = str(axis).replace(" ", "")
+                    id = str(axis).replace(" ", "")  # `h0*q0`: a name that no line can have given
                     one.axes[dim] = Unit(id)
-                    held.setdefault(id, f"the size of {missing} is not known")
-    return held
+                    kept.setdefault(id, f"the size of {missing} is not known")
+    return kept
 
 
 def architectures(config: Config | None) -> tuple[str, ...]:
@@ -111,12 +113,12 @@ def architectures(config: Config | None) -> tuple[str, ...]:
     return tuple(str(n) for n in names) if isinstance(names, list | tuple) else ()
 
 
-def how_to_give(spec: Spec, held: Mapping[str, str], unknown: Mapping[str, tuple[str, ...]]) -> str:
+def how_to_give(spec: Spec, kept: Mapping[str, str], unknown: Mapping[str, tuple[str, ...]]) -> str:
     """The warning about axes that were held, with the ways to free them."""
     keys = next(iter(unknown.values()))
     pattern = next(p for p, value in spec.sizes.items() if value == keys)
     return (
-        f"{len(held)} kinds of axes stay in place, {next(iter(held))} for one: names and shapes "
+        f"{len(kept)} kinds of axes stay in place, {next(iter(kept))} for one: names and shapes "
         f"don't tell {pattern}, the {keys[0]} of config.json; put that file beside the checkpoint, "
         f'or write a spec of two lines, `family: {spec.name}` and `sizes: {{"{pattern}": N}}`, '
         "or trace the model (--arch hf:DIR)"

@@ -33,12 +33,14 @@ def strong_components(
                     stack.append(child)
                     work.append((child, iter(successors(child))))
                     break
+                # A child whose component is closed leads nowhere back to here.
                 if child not in component:
                     low[vertex] = min(low[vertex], index[child])
             else:
                 work.pop()
                 if work:
                     low[work[-1][0]] = min(low[work[-1][0]], low[vertex])
+                # Nothing behind it leads to anything before it: its component is complete.
                 if low[vertex] == index[vertex]:
                     _close(vertex, stack, component, index[vertex])
     return component

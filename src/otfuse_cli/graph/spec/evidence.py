@@ -36,10 +36,10 @@ def against_family(spec: Spec, graph: LayerGraph, shapes: Shapes) -> Iterator[st
 
 def against_model(spec: Spec, config: Config | None) -> Iterator[str]:
     """A config.json that calls the model something else."""
-    told = (config or {}).get("model_type")
-    if spec.models and isinstance(told, str) and told not in spec.models:
+    model_type = (config or {}).get("model_type")
+    if spec.models and isinstance(model_type, str) and model_type not in spec.models:
         yield (
-            f"config.json says that the model is a {told}, and the family is "
+            f"config.json says that the model is a {model_type}, and the family is "
             f"{', '.join(spec.models)}"
         )
 
@@ -50,6 +50,7 @@ def _wrong_norms(spec: Spec, graph: LayerGraph) -> Iterator[str]:
         if op.kind is not OpKind.NORM:
             continue
         affine = bool(op.tensors.keys() & GAINS) and bool(op.tensors.keys() & _SHIFTS)
+        # Names and shapes of a GroupNorm are those of a BatchNorm, but for the statistics.
         if spec.norms in ("uniform", "batch") and affine and "running_mean" not in op.tensors:
             yield (
                 f"{_listed(op)} are a norm without running statistics, where the family has "
@@ -128,12 +129,18 @@ def _two_backbones(spec: Spec, modules: list[str]) -> Iterator[str]:
     """Names with and without the family's prefix: two networks, where a line would see one."""
     for line in spec.lines:
         for pattern in line.patterns:
+            # Names of a backbone may have a prefix where it is part of a model: `(bert.)?encoder`.
             prefix, optional, _ = pattern.text.removeprefix("(").partition(")?")
             if not (optional and pattern.text.startswith("(") and prefix.endswith(".")):
                 continue
-            named = [m for m in modules if pattern.match(m) is not None]
-            inside = next((m for m in named if m.startswith(prefix)), None)
-            outside = next((m for m in named if not m.startswith(prefix)), None)
+            inside = outside = ""
+            for module in modules:
+                if pattern.match(module) is None:
+                    continue
+                if module.startswith(prefix):
+                    inside = inside or module
+                else:
+                    outside = outside or module
             if inside and outside:
                 yield f"{inside} and {outside} are both there, and the family has one of them"
                 return

@@ -10,6 +10,7 @@ from functools import lru_cache
 from ..axes import Axis, Fixed, Unit, concat, product
 from .patterns import Captures, Pattern
 
+# `i`, `i-1`, `max i`, between braces or as the end of a range.
 _NUMBER = r"((?:max )?[A-Za-z_]\w*?)(?:([+-])(\d+))?"
 _NAME = re.compile(r"[A-Za-z_][\w.]*")
 _RANGE = re.compile(r"\{([^{}]*?)\.\.([^{}]*)\}")
@@ -27,8 +28,8 @@ def substitute(text: str, captures: Captures) -> str:
     return re.sub(r"\{" + _NUMBER + r"\}", lambda found: str(_value(found, captures)), text)
 
 
-def _value(found: re.Match[str], captures: Captures) -> int:
-    name, sign, offset = found.groups()
+def _value(match: re.Match[str], captures: Captures) -> int:
+    name, sign, offset = match.groups()
     if name not in captures:
         raise ValueError(f"{{{name}}} is not captured by the name pattern")
     return captures[name] + int(f"{sign}{offset}" if sign else 0)
@@ -44,11 +45,11 @@ def write_out(text: str, captures: Captures, made: Collection[str]) -> str:
         ValueError: An end that isn't a number, or an empty range with nothing beside it.
     """
 
-    def term(found: re.Match[str]) -> str:
-        plus, name = found[1] or "", found[2]
+    def term(match: re.Match[str]) -> str:
+        plus, name = match[1] or "", match[2]
         ranges = list(_RANGE.finditer(name))
         if not ranges:
-            return found[0]
+            return match[0]
         if len(ranges) > 1:
             raise ValueError(f"{name!r} has more than one range")
         low, high = ranges[0].groups()
@@ -58,9 +59,9 @@ def write_out(text: str, captures: Captures, made: Collection[str]) -> str:
         if high.strip():
             numbers = list(range(first, _end(high, captures) + 1))
         else:
-            pattern = Pattern(f"{before}{{n}}{after}")
-            found_numbers = {m.numbers["n"] for space in made if (m := pattern.match(space))}
-            numbers = sorted(n for n in found_numbers if n >= first)
+            matches = map(Pattern(f"{before}{{n}}{after}").match, made)
+            there = {match.numbers["n"] for match in matches if match is not None}
+            numbers = sorted(n for n in there if n >= first)
         if not numbers and not plus:
             raise ValueError(f"no number is in the range of {name!r}")
         terms = " + ".join(f"{before}{n}{after}" for n in numbers)
@@ -73,10 +74,10 @@ def _end(text: str, captures: Captures) -> int:
     text = text.strip()
     if text.isdigit():
         return int(text)
-    found = re.fullmatch(_NUMBER, text)
-    if found is None:
+    match = re.fullmatch(_NUMBER, text)
+    if match is None:
         raise ValueError(f"{text!r} is not the end of a range")
-    return _value(found, captures)
+    return _value(match, captures)
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def parse_expression(text: str, captures: Captures, *, made: Collection[str] = (
     return _parsed(substitute(write_out(text, captures, made), captures))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # a block has some dozen: enough for a network of hundreds
 def _parsed(text: str) -> Expression:
     """The same few expressions stand for all tensors of a block."""
     return _Parser(text).parse()
@@ -111,7 +112,7 @@ def _parsed(text: str) -> Expression:
 
 def check_expression(text: str) -> None:
     """Raise ValueError where `text` can't be an expression, whatever is captured."""
-    _Parser(re.sub(r"\{[^}]*\}", "0", text)).parse()
+    _Parser(re.sub(r"\{[^}]*\}", "0", text)).parse()  # a number is good wherever a capture is
 
 
 class _Parser:
@@ -140,11 +141,11 @@ class _Parser:
         return token
 
     def _joined(self, sign: str, part: Callable[[], Axis]) -> list[Axis]:
-        found = [part()]
+        parts = [part()]
         while self._peek() == sign:
             self._take()
-            found.append(part())
-        return found
+            parts.append(part())
+        return parts
 
     def _cat(self) -> Axis:
         return concat(*self._joined("+", self._prod))

@@ -41,14 +41,14 @@ A_CHAIN = "a chain of linear layers, activations unit by unit, no skips"
 @cache
 def families() -> Mapping[str, tuple[Spec, ...]]:
     """The bundled families: name to spec documents, any of which may fit."""
-    found: dict[str, list[Spec]] = {}
+    by_name: dict[str, list[Spec]] = {}
     folder = resources.files(__package__) / "families"
     for file in sorted(folder.iterdir(), key=lambda f: f.name):
         if file.name.endswith(".yaml"):
             stem = file.name.removesuffix(".yaml")
             for spec in parse_specs(file.read_text("utf-8"), where=file.name, name=stem):
-                found.setdefault(spec.name, []).append(spec)
-    return {name: tuple(specs) for name, specs in found.items()}
+                by_name.setdefault(spec.name, []).append(spec)
+    return {name: tuple(specs) for name, specs in by_name.items()}
 
 
 def layer_graph(
@@ -75,25 +75,27 @@ def layer_graph(
     graph = _seen_plainly(arch, shapes, aliases=aliases, config=config, label=label)
     if graph is not None:
         return graph
-    known = families()
+    bundled = families()
     it = _Evidence(shapes, aliases or {}, config, label)
-    if arch in ("auto", "mlp") or arch in known:
+    if arch in ("auto", "mlp") or arch in bundled:
         refuse_adapter(shapes, label)
     if arch == "auto":
-        return _recognise(it, known)
+        return _recognise(it, bundled)
     if arch == "mlp":
         return _with_norms_told(it.bind(_mlp(shapes, label), "arch mlp"))
-    if arch in known:
-        return _first_fit(known[arch], it)
+    if arch in bundled:
+        return _first_fit(bundled[arch], it)
     if arch.endswith((".yaml", ".yml")):
-        specs = [s for spec in load_specs(Path(arch)) for s in _with_family(spec, known, arch)]
+        specs: list[Spec] = []
+        for spec in load_specs(Path(arch)):
+            specs.extend(_with_family(spec, bundled, arch))
         likely = [s for s in specs if it.present.all(s.require)]
         return _first_of(likely or specs, it, f"spec {arch}")
     if Path(arch).suffix:
         raise UnreadableInput(
-            "not a spec", where=f"--arch {arch}", why="a spec ends in .yaml", fix=_ways(known)
+            "not a spec", where=f"--arch {arch}", why="a spec ends in .yaml", fix=_ways(bundled)
         )
-    raise IncompatibleModels("unknown architecture", where=f"--arch {arch}", fix=_ways(known))
+    raise IncompatibleModels("unknown architecture", where=f"--arch {arch}", fix=_ways(bundled))
 
 
 def _seen_plainly(arch: str, shapes: Shapes, **options: Any) -> LayerGraph | None:
@@ -131,37 +133,41 @@ class _Evidence:
         return bind(spec, self.shapes, aliases=self.aliases, config=self.config, where=where)
 
 
-def _with_family(spec: Spec, known: Mapping[str, tuple[Spec, ...]], path: str) -> tuple[Spec, ...]:
+def _with_family(
+    spec: Spec, bundled: Mapping[str, tuple[Spec, ...]], path: str
+) -> tuple[Spec, ...]:
     """The family that `spec` names, with the sizes that it gives; else the spec itself."""
     if not spec.family:
         return (spec,)
-    if spec.family not in known:
+    if spec.family not in bundled:
         raise IncompatibleModels(
             "not a valid spec",
             where=path,
             why=f"no bundled family is called {spec.family!r}",
-            fix=f"families are {', '.join(sorted(known))}",
+            fix=f"families are {', '.join(sorted(bundled))}",
         )
-    return tuple(replace(f, sizes={**f.sizes, **spec.sizes}) for f in known[spec.family])
+    return tuple(replace(f, sizes={**f.sizes, **spec.sizes}) for f in bundled[spec.family])
 
 
-def _ways(known: Mapping[str, object]) -> str:
-    return HOW_TO_GO_ON.format(families=", ".join(sorted(known)))
+def _ways(bundled: Mapping[str, object]) -> str:
+    return HOW_TO_GO_ON.format(families=", ".join(sorted(bundled)))
 
 
-def _recognise(it: _Evidence, known: Mapping[str, tuple[Spec, ...]]) -> LayerGraph:
+def _recognise(it: _Evidence, bundled: Mapping[str, tuple[Spec, ...]]) -> LayerGraph:
     shapes, label = it.shapes, it.label
     fits: list[LayerGraph] = []
     misses: list[IncompatibleModels] = []
-    candidates = [*(s for specs in known.values() for s in specs), *_numbered_chains(shapes)]
-    for spec in candidates:
+    for spec in chain(*bundled.values(), _numbered_chains(shapes)):
         if not it.present.all(spec.require):
             continue
         try:
             fits.append(_fit(spec, it))
         except IncompatibleModels as error:
             misses.append(error)
-    different = [g for i, g in enumerate(fits) if all(_differ(g, f) for f in fits[:i])]
+    different: list[LayerGraph] = []
+    for graph in fits:
+        if all(_differ(graph, other) for other in different):
+            different.append(graph)
     if len(different) == 1:
         return different[0]
     if different:
@@ -178,20 +184,22 @@ def _recognise(it: _Evidence, known: Mapping[str, tuple[Spec, ...]]) -> LayerGra
         # A name that no line covers says little: any family that knows some names comes that far.
         closest = min(misses, key=lambda miss: miss.what == "a tensor is not covered")
         why = f"closest: {closest.what}: {closest.where}; {closest.why}"
-    raise IncompatibleModels("unknown architecture", where=label, why=why, fix=_ways(known))
+    raise IncompatibleModels("unknown architecture", where=label, why=why, fix=_ways(bundled))
 
 
 def _differ(one: LayerGraph, other: LayerGraph) -> bool:
     """Whether two graphs of one checkpoint group its axes differently (names don't matter)."""
     table: dict[str, str] = {}
     for name, tensor in one.tensors.items():
-        for mine, theirs in zip(tensor.axes, other.tensors[name].axes, strict=True):
-            a = re.findall(r"[A-Za-z_][\w.:]*|\S", str(mine.expr))
-            b = re.findall(r"[A-Za-z_][\w.:]*|\S", str(theirs.expr))
-            if len(a) != len(b) or any(
-                table.setdefault(x, y) != y for x, y in zip(a, b, strict=True)
-            ):
+        for axis, other_axis in zip(tensor.axes, other.tensors[name].axes, strict=True):
+            a = re.findall(r"[A-Za-z_][\w.:]*|\S", str(axis.expr))
+            b = re.findall(r"[A-Za-z_][\w.:]*|\S", str(other_axis.expr))
+            if len(a) != len(b):
                 return True
+            for x, y in zip(a, b, strict=True):
+                if table.setdefault(x, y) != y:
+                    return True
+    # Names stand for one another one to one.
     return len(set(table.values())) != len(table)
 
 
@@ -229,6 +237,7 @@ def _fit(spec: Spec, it: _Evidence, *, cautious: bool = True) -> LayerGraph:
     graph = it.bind(spec, where)
     if (why := first_unproven(graph)) is not None:
         raise _doubt(where, why)
+    # Who names the family answers for its name; what contradicts its structure counts all the same.
     signs = against_family(spec, graph, it.shapes)
     if cautious:
         signs = chain(signs, against_model(spec, it.config))
@@ -254,11 +263,12 @@ def _doubt(where: str, why: str) -> IncompatibleModels:
 def _numbered_chains(shapes: Shapes) -> Iterator[Spec]:
     """A net whose layers are one numbered list: fc1..fc4, 0..6, layers.0..layers.4."""
     whole = integers(shapes)
-    layers = {
-        n.rpartition(".")[0] for n, shape in shapes.items() if len(shape) > 1 and n not in whole
-    }
     # Whatever else the file holds will be named as what no line covers.
-    prefixes = {re.sub(r"\d+$", "", m) for m in layers if re.search(r"\d$", m)}
+    prefixes: set[str] = set()
+    for name, shape in shapes.items():
+        module = name.rpartition(".")[0]
+        if len(shape) > 1 and name not in whole and re.search(r"\d$", module):
+            prefixes.add(re.sub(r"\d+$", "", module))
     if len(prefixes) == 1:
         deep = any(len(shape) > 2 for n, shape in shapes.items() if n not in whole)
         norms = "batch" if deep else ""

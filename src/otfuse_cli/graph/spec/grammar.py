@@ -120,6 +120,7 @@ class Spec:
     assumes: str = ""
 
 
+# What a document may say at its top, and the keys of which it needs one.
 _KEYS = {
     "name", "layers", "chain", "sizes", "same", "act", "require", "norms", "description",
     "pinned", "tied", "family", "check", "assumes", "either", "models",
@@ -172,6 +173,7 @@ def _document(data: Any, where: str, name: str) -> Spec:
     pinned = data.get("pinned") or {}
     if not isinstance(pinned, dict):
         raise _bad(where, "`pinned` must map spaces to reasons", "write `pinned: {d: rotary}`")
+    groups = _strings(data.get("either"), "either", where)
     return Spec(
         name=str(data.get("name", name)),
         lines=tuple(_line(str(k), v, where) for k, v in layers.items()),
@@ -185,10 +187,7 @@ def _document(data: Any, where: str, name: str) -> Spec:
         pinned=tuple(_pinned(str(k), str(v), where) for k, v in pinned.items()),
         tied=tuple(_tied(s, where) for s in _strings(data.get("tied"), "tied", where)),
         family=str(data.get("family", "")),
-        either=tuple(
-            _patterns(group.split(","), where)
-            for group in _strings(data.get("either"), "either", where)
-        ),
+        either=tuple(_patterns(group.split(","), where) for group in groups),
         models=tuple(_strings(data.get("models"), "models", where)),
         assumes=str(data.get("assumes", "")).strip(),
     )
@@ -205,18 +204,19 @@ def _sizes(sizes: Any, key: str, where: str) -> dict[str, int | tuple[str, ...]]
     fix = f"write `{key}: {{h: 12}}`"
     if not isinstance(sizes, dict):
         raise _bad(where, f"`{key}` must map spaces to positive numbers", fix)
-    found: dict[str, int | tuple[str, ...]] = {}
+    parsed: dict[str, int | tuple[str, ...]] = {}
     for space, value in sizes.items():
         keys = [value] if isinstance(value, str) else value
         if isinstance(keys, list) and keys and all(isinstance(k, str) for k in keys):
-            found[str(space)] = tuple(keys)
+            parsed[str(space)] = tuple(keys)
+        # YAML's `true` is an integer to Python.
         elif isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            found[str(space)] = value
+            parsed[str(space)] = value
         else:
             why = f"`{key}` must map spaces to positive numbers or keys of config.json: {value!r}"
             raise _bad(where, why, fix)
         _patterns([str(space)], where)
-    return found
+    return parsed
 
 
 def _strings(value: Any, key: str, where: str) -> list[str]:
@@ -245,7 +245,8 @@ def _line(key: str, value: Any, where: str) -> Line:
         line = Line(patterns, f"[{', '.join(texts)}]", axes=axes, roles=roles)
     else:
         text = str(value).strip()
-        left, arrow, right = (part.strip() for part in re.split(r"(<-|->|$)", text, maxsplit=1))
+        # Split at the arrow or, where there is none, at the end: three parts in any case.
+        left, arrow, right = map(str.strip, re.split(r"(<-|->|$)", text, maxsplit=1))
         if arrow == "<-":
             line = Line(patterns, text, out=left, inp=right)
         elif arrow == "->":
@@ -272,22 +273,23 @@ def _entry(text: str) -> tuple[str, frozenset[Role]]:
     return " ".join(words), frozenset(roles)
 
 
+# The end of a rule: names of modules where it doesn't hold.
 _UNLESS = r"(?:\s+unless\s+(.+?))?\s*"
 
 
 def _same(text: str, where: str) -> Same:
-    found = re.fullmatch(r"\s*(\S+)\s*=\s*(\S+?)(\s+if sizes agree)?" + _UNLESS, text)
-    if found is None:
+    match = re.fullmatch(r"\s*(\S+)\s*=\s*(\S+?)(\s+if sizes agree)?" + _UNLESS, text)
+    if match is None:
         raise _bad(where, f"can't read {text!r}", "write `s0 = s1 unless layer1.0.shortcut.0`")
-    left, right, agree, unless = found.groups()
+    left, right, agree, unless = match.groups()
     return Same(left, right, _names(unless), agree is not None)
 
 
 def _tied(text: str, where: str) -> TieRule:
-    found = re.fullmatch(r"\s*(\S+)\s*=\s*(\S+?)" + _UNLESS, text)
-    if found is None:
+    match = re.fullmatch(r"\s*(\S+)\s*=\s*(\S+?)" + _UNLESS, text)
+    if match is None:
         raise _bad(where, f"can't read {text!r}", "write `wte.weight = lm_head.weight unless head`")
-    left, right, unless = found.groups()
+    left, right, unless = match.groups()
     return TieRule(left, right, _patterns(_names(unless), where))
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 
 from ...errors import IncompatibleModels
-from ..axes import Axis, Fixed, axis_units, rename_units
+from ..axes import Axis, Fixed, axis_units, rename_units, units_of
 from ..model import PINNED, Role, Shapes
 from .expressions import parse_expression, substitute
 from .grammar import Line, Same, TieRule
 from .patterns import Captured, Pattern, Present
 from .stored_shapes import integers
 
+# What modules call the gain of a norm; `weight_g` is that of a weight norm.
 GAINS = {"weight", "gamma", "gain", "scale", "weight_g"}
 
 
@@ -34,27 +36,32 @@ class Cover:
 
     def units(self, role: Role | None = None) -> set[str]:
         """Spaces on its axes (in that role, when given)."""
-        pairs = zip(self.axes, self.roles, strict=True)
-        return {u for axis, r in pairs if role is None or role in r for u in axis_units(axis)}
+        units: set[str] = set()
+        for axis, roles in zip(self.axes, self.roles, strict=True):
+            if role is None or role in roles:
+                units.update(axis_units(axis))
+        return units
 
     def first(self, role: Role) -> Axis | None:
         """Its first axis in that role."""
-        pairs = zip(self.axes, self.roles, strict=True)
-        return next((axis for axis, roles in pairs if role in roles), None)
+        for axis, roles in zip(self.axes, self.roles, strict=True):
+            if role in roles:
+                return axis
+        return None
 
 
 def with_ties(
     tied: Sequence[TieRule], shapes: Shapes, aliases: Mapping[str, tuple[str, ...]]
 ) -> dict[str, tuple[str, ...]]:
     """`aliases`, and the names that `tied:` says a tensor stands for too."""
-    found = dict(aliases)
+    ties = dict(aliases)
     for rule in tied:
         if rule.tensor not in shapes:
             continue
-        present = Present([*shapes, *(a for names in found.values() for a in names)])
+        present = Present([*shapes, *chain.from_iterable(ties.values())])
         if not present.any(rule.unless):
-            found[rule.tensor] = (*found.get(rule.tensor, ()), rule.other)
-    return found
+            ties[rule.tensor] = (*ties.get(rule.tensor, ()), rule.other)
+    return ties
 
 
 def cover_tensors(
@@ -73,12 +80,13 @@ def cover_tensors(
     """
     table = LineTable(lines)
     whole = integers(shapes)
+    # Integers that mirror a weight, a mask of a pruned layer for one, are cut as that is.
     mirrored = {(_module(n), shapes[n]) for n in shapes if n not in whole} if whole else set()
-    tensors = [
-        name
-        for name in names
-        if shapes[name] and (name not in whole or _meant(table, name, shapes[name], mirrored))
-    ]
+    tensors: list[str] = []
+    for name in names:
+        meant = name not in whole or _meant(table, name, shapes[name], mirrored)
+        if shapes[name] and meant:
+            tensors.append(name)
     reader = _Reader(where, table, *_survey(table, tensors))
     covers: dict[str, Cover] = {}
     for name in tensors:
@@ -95,10 +103,10 @@ def _meant(
     table: LineTable, name: str, shape: tuple[int, ...], mirrored: set[tuple[str, tuple[int, ...]]]
 ) -> bool:
     """Whether a line is for these integers: it names them, lists axes, or they mirror a weight."""
-    found = table.find(name)
-    if found is None:
+    place = table.find(name)
+    if place is None:
         return False
-    line = table[found[0]]
+    line = table[place[0]]
     named = any(pattern.match(name) for pattern in line.patterns)
     return bool(line.axes) or named or (_module(name), shape) in mirrored
 
@@ -115,22 +123,27 @@ def identify(
     sizes: Mapping[str, int] | None = None,
 ) -> None:
     """Apply the `same:` lines, in place: one name for spaces that are one."""
-    everyone = [c for cover in covers.values() for c in (cover, *cover.others)]
-    used = dict.fromkeys(u for c in everyone for a in c.axes for u in axis_units(a))
+    everyone: list[Cover] = []
+    used: dict[str, None] = {}
+    for tensor_cover in covers.values():
+        for cover in (tensor_cover, *tensor_cover.others):
+            everyone.append(cover)
+            used.update(dict.fromkeys(units_of(cover.axes)))
     renamed: dict[str, str] = {}
     for rule in same:
         right = Pattern(rule.right)
         for space in used:
-            found = right.match(space)
-            if found is None:
+            match = right.match(space)
+            if match is None:
                 continue
-            left = substitute(rule.left, found.numbers)
-            unless = [Pattern(substitute(name, found.numbers)) for name in rule.unless]
+            left = substitute(rule.left, match.numbers)
+            unless = [Pattern(substitute(name, match.numbers)) for name in rule.unless]
             if left not in used or present.any(unless):
                 continue
             if not rule.if_sizes_agree or (sizes and sizes.get(left) == sizes.get(space)):
                 renamed[space] = left
 
+    # s1 = s0 and s2 = s1 make all three s0, in whatever order the rules come.
     table = {space: _root(space, renamed) for space in used}
     for cover in everyone:
         cover.axes = [rename_units(axis, table) for axis in cover.axes]
@@ -144,11 +157,12 @@ def agree(covers: Mapping[str, Cover]) -> None:
     """
     for cover in covers.values():
         for other in cover.others:
-            for dim, (mine, theirs) in enumerate(zip(cover.axes, other.axes, strict=True)):
-                if mine != theirs and not {*axis_units(mine), *axis_units(theirs)} <= PINNED.keys():
+            for dim, (axis, twin) in enumerate(zip(cover.axes, other.axes, strict=True)):
+                pinned = PINNED.keys() >= {*axis_units(axis), *axis_units(twin)}
+                if axis != twin and not pinned:
                     raise IncompatibleModels(
                         "two lines disagree about a tied tensor",
-                        where=f"{cover.name} = {other.name}, axis {dim}: `{mine}` and `{theirs}`",
+                        where=f"{cover.name} = {other.name}, axis {dim}: `{axis}` and `{twin}`",
                         fix="give both names the same space on that axis",
                     )
             cover.roles = [a | b for a, b in zip(cover.roles, other.roles, strict=True)]
@@ -177,23 +191,23 @@ class LineTable:
                     self._exact.setdefault(pattern.text, (index, at))
                 else:
                     self._open.append(((index, at), pattern))
-        self._found: dict[str, tuple[int, Captured] | None] = {}
+        self._places: dict[str, tuple[int, Captured] | None] = {}
 
     def __getitem__(self, index: int) -> Line:
         return self._lines[index]
 
     def find(self, name: str) -> tuple[int, Captured] | None:
         """The first line that matches the tensor `name` or its module, and what it captured."""
-        if name not in self._found:
-            self._found[name] = self._search(name, name.rpartition(".")[0])
-        return self._found[name]
+        if name not in self._places:
+            self._places[name] = self._search(name, name.rpartition(".")[0])
+        return self._places[name]
 
     def _search(self, name: str, module: str) -> tuple[int, Captured] | None:
         places = [self._exact[n] for n in (name, module) if n and n in self._exact]
         exact = min(places, default=None)
         for place, pattern in self._open:
             if exact is not None and place > exact:
-                break
+                break  # lines are in order: an exact one before this pattern has decided
             match = pattern.match(name) or (pattern.match(module) if module else None)
             if match is not None:
                 return place[0], match
@@ -203,13 +217,13 @@ class LineTable:
 def _survey(table: LineTable, names: Sequence[str]) -> tuple[dict[str, int], set[str]]:
     """`max i` for every number i that any line captures, and the spaces that layers make."""
     matches = [match for name in names if (match := table.find(name)) is not None]
-    found = [(table[at], match.numbers) for at, match in matches]
+    matched = [(table[at], match.numbers) for at, match in matches]
     largest: dict[str, int] = {}
-    for _, numbers in found:
+    for _, numbers in matched:
         for key, value in numbers.items():
             largest[f"max {key}"] = max(value, largest.get(f"max {key}", value))
     made: set[str] = set()
-    for line, numbers in found:
+    for line, numbers in matched:
         if line.inp is not None and line.out is not None and "+" not in line.out:
             with suppress(ValueError):  # told again, with its tensor, when that is covered
                 made.update(axis_units(parse_expression(line.out, {**largest, **numbers}).axis))
@@ -228,15 +242,15 @@ class _Reader:
 
     def cover(self, name: str, shape: tuple[int, ...]) -> Cover:
         module, _, part = name.rpartition(".")
-        found = self.table.find(name)
-        if found is None:
+        place = self.table.find(name)
+        if place is None:
             raise IncompatibleModels(
                 "a tensor is not covered",
                 where=f"{name} {list(shape)}",
                 why=f"no line of {self.where} matches its name",
                 fix=f"add a line for `{module or name}` (OUT <- IN for a layer, SPACE for a norm)",
             )
-        index, match = found
+        index, match = place
         line = self.table[index]
         try:
             axes, roles = self._axes(line, part, shape, match.numbers)
@@ -256,11 +270,13 @@ class _Reader:
         if line.axes:
             if len(line.axes) != len(shape):
                 raise ValueError(f"the list has {len(line.axes)} axes, the tensor {len(shape)}")
-            axes = [self._parsed(text, numbers) for text in line.axes]
-            return axes, [
-                roles or frozenset({Role.VECTOR if any(axis_units(axis)) else Role.FIXED})
-                for axis, roles in zip(axes, line.roles, strict=True)
-            ]
+            axes: list[Axis] = []
+            roles: list[frozenset[Role]] = []
+            for text, stated in zip(line.axes, line.roles, strict=True):
+                axes.append(self._parsed(text, numbers))
+                default = Role.VECTOR if any(axis_units(axes[-1])) else Role.FIXED
+                roles.append(stated or frozenset({default}))
+            return axes, roles
         assert line.out is not None
         out = self._parsed(line.out, numbers)
         if len(shape) == 1:
@@ -269,11 +285,14 @@ class _Reader:
             raise ValueError("a bare space is for tensors of one axis; write OUT <- IN, or a list")
         read = self._parsed(line.inp, numbers)
         reading = Role.CONSUME if any(axis_units(read)) else Role.FIXED  # depthwise: `c <- 1`
-        pair: list[tuple[Axis, Role]] = [(out, Role.PRODUCE), (read, reading)]
+        axes, roles = [out, read], [frozenset({Role.PRODUCE}), frozenset({reading})]
         if line.reverse:
-            pair.reverse()
-        pair += [(Fixed(n), Role.FIXED) for n in shape[2:]]
-        return [axis for axis, _ in pair], [frozenset({role}) for _, role in pair]
+            axes.reverse()
+            roles.reverse()
+        kernel = shape[2:]
+        axes.extend(Fixed(size) for size in kernel)
+        roles.extend([frozenset({Role.FIXED})] * len(kernel))
+        return axes, roles
 
     def _parsed(self, text: str, numbers: Mapping[str, int]) -> Axis:
         expression = parse_expression(text, {**self.largest, **numbers}, made=self.made)

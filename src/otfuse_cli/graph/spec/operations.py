@@ -30,9 +30,16 @@ class Node:
     @property
     def is_layer(self) -> bool:
         """Whether it makes units out of those that it reads."""
-        return self.line.inp is not None or any(
-            c.first(Role.CONSUME) and c.first(Role.PRODUCE) for c in self.covers
-        )
+        if self.line.inp is not None:
+            return True
+        return any(c.first(Role.CONSUME) and c.first(Role.PRODUCE) for c in self.covers)
+
+    def units(self, role: Role | None = None) -> set[str]:
+        """Spaces on the axes of its tensors (in that role, when given)."""
+        units: set[str] = set()
+        for cover in self.covers:
+            units |= cover.units(role)
+        return units
 
     @property
     def per_unit(self) -> bool:
@@ -48,16 +55,15 @@ def ordered_nodes(covers: Mapping[str, Cover]) -> list[Node]:
         key = cover.key if cover.line.inp is not None else (*cover.key, cover.module)
         nodes.setdefault(key, Node(cover.line)).covers.append(cover)
     by_name = {node.covers[0].name: node for node in nodes.values()}
-
-    def units(node: Node, role: Role | None) -> set[str]:
-        return {u for c in node.covers for u in c.units(role) if not is_pinned(u)}
-
-    reads = {n: units(node, None if node.per_unit else Role.CONSUME) for n, node in by_name.items()}
-    writes = {
-        n: units(node, Role.PRODUCE) if node.is_layer and not node.per_unit else set()
-        for n, node in by_name.items()
-    }
-    return [by_name[n] for n in execution_order(list(by_name), reads, writes)]
+    reads: dict[str, set[str]] = {}
+    writes: dict[str, set[str]] = {}
+    for name, node in by_name.items():
+        # What goes in and out of the network orders nothing; a norm runs after all its units.
+        read = node.units(None if node.per_unit else Role.CONSUME)
+        written = node.units(Role.PRODUCE) if node.is_layer and not node.per_unit else set()
+        reads[name] = {u for u in read if not is_pinned(u)}
+        writes[name] = {u for u in written if not is_pinned(u)}
+    return [by_name[name] for name in execution_order(list(by_name), reads, writes)]
 
 
 def operations(spec: Spec, nodes: Sequence[Node]) -> Iterator[Op]:
@@ -67,7 +73,9 @@ def operations(spec: Spec, nodes: Sequence[Node]) -> Iterator[Op]:
     stand alone (the last transform before a tied output layer).
     """
     written: set[Axis] = set()
-    read = {u for node in nodes for c in node.covers for u in c.units(Role.CONSUME)}
+    read: set[str] = set()
+    for node in nodes:
+        read |= node.units(Role.CONSUME)
     touching = _touching(nodes)
     for position, node in enumerate(nodes):
         out: Axis | None = None
@@ -76,12 +84,16 @@ def operations(spec: Spec, nodes: Sequence[Node]) -> Iterator[Op]:
             op = _op(spec, node, last, covers)
             matrices += op.kind in (OpKind.LINEAR, OpKind.CONV)
             out = op.writes if node.line.inp is not None else None
-            written |= {a for c in covers if node.line.axes and (a := c.first(Role.PRODUCE))}
+            if node.line.axes:
+                made = (cover.first(Role.PRODUCE) for cover in covers)
+                written.update(axis for axis in made if axis is not None)
             yield op
         if out is None or all(is_pinned(u) for u in axis_units(out)):
             continue
         again = out in written and not node.per_unit
         loop = any(c.first(Role.CONSUME) == out for c in node.covers)
+        # Two matrices that make one space (a gate and its value), or a second writer of a space
+        # that nothing else reads: the line leaves open how they meet.
         if matrices > 1 or (again and (loop or not read.issuperset(axis_units(out)))):
             yield Op(OpKind.OTHER, f"{last}.joint", reads=(out, out), writes=out, detail="joint")
         elif again:
@@ -95,7 +107,7 @@ def _touching(nodes: Sequence[Node]) -> dict[str, list[int]]:
     """Positions of the nodes that each space meets."""
     places: dict[str, list[int]] = {}
     for position, node in enumerate(nodes):
-        for space in dict.fromkeys(u for c in node.covers for u in c.units()):
+        for space in node.units():
             places.setdefault(space, []).append(position)
     return places
 
@@ -116,7 +128,7 @@ def _after(positions: Sequence[int], position: int) -> Iterator[int]:
 def _summed_next(out: Axis, rest: Iterable[Node]) -> bool:
     """Whether the next node that touches `out` adds to it: then it is half of a sum so far."""
     for node in rest:
-        if any(not c.units(Role.CONSUME).isdisjoint(axis_units(out)) for c in node.covers):
+        if not node.units(Role.CONSUME).isdisjoint(axis_units(out)):
             return False
         if any(out in c.axes for c in node.covers):
             return node.is_layer and not node.per_unit
@@ -127,23 +139,27 @@ def _by_module(node: Node) -> dict[str, list[Cover]]:
     modules: dict[str, list[Cover]] = {}
     for cover in node.covers:
         modules.setdefault(cover.module, []).append(cover)
+
     # A norm runs on what its layer makes, whatever the order of the names in the file.
-    return dict(sorted(modules.items(), key=lambda m: not any(len(c.axes) > 1 for c in m[1])))
+    def is_norm(item: tuple[str, list[Cover]]) -> bool:
+        return all(len(cover.axes) < 2 for cover in item[1])
+
+    return dict(sorted(modules.items(), key=is_norm))
 
 
 def _op(spec: Spec, node: Node, module: str, covers: Sequence[Cover]) -> Op:
+    # Masks and counters of a module (all fixed) are no part of what it does.
     parts = [c for c in covers if any(roles != {Role.FIXED} for roles in c.roles)]
     tensors = {c.name.rpartition(".")[2]: c.name for c in parts or covers}
     if node.line.axes:
         axes = covers[0].axes
-        free = [a for a in axes if any(not is_pinned(u) for u in axis_units(a))]
-        return Op(
-            OpKind.OTHER, module, tensors, (), covers[0].first(Role.PRODUCE) or (free or axes)[-1]
-        )
+        free = [a for a in axes if not all(map(is_pinned, axis_units(a)))]
+        writes = covers[0].first(Role.PRODUCE) or (free or axes)[-1]
+        return Op(OpKind.OTHER, module, tensors, (), writes)
     matrix = next((c for c in covers if len(c.axes) > 1 and c.first(Role.PRODUCE)), None)
     if matrix is not None:
         out, read = matrix.first(Role.PRODUCE), matrix.first(Role.CONSUME) or covers[0].axes[0]
-        if node.line.reverse and all(is_pinned(u) for u in axis_units(read)):
+        if node.line.reverse and all(map(is_pinned, axis_units(read))):
             return Op(OpKind.OTHER, module, tensors, (read,), out, detail="embedding")
         kind = OpKind.LINEAR if len(matrix.axes) == 2 else OpKind.CONV
         return Op(kind, module, tensors, (read,), out)

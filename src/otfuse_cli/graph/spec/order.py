@@ -16,8 +16,13 @@ from .cycles import strong_components
 
 def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
     """A sort key that puts `features.10` behind `features.9`."""
-    pieces = re.split(r"(\d+)", name)
-    return tuple((0, int(p), "") if p.isdigit() else (1, 0, p) for p in pieces if p)
+    key: list[tuple[int, int, str]] = []
+    for piece in re.split(r"(\d+)", name):
+        if piece.isdigit():
+            key.append((0, int(piece), ""))
+        elif piece:
+            key.append((1, 0, piece))
+    return tuple(key)
 
 
 def base_order(names: Sequence[str], dtypes: Mapping[str, str] | None = None) -> list[str]:
@@ -90,17 +95,20 @@ class _Schedule:
             self._offer(at)
 
     def _list_readers(self) -> None:
-        components = {s: {self._component[w] for w in by} for s, by in self._writers.items()}
+        components: dict[str, set[int]] = {}
+        for space, writers in self._writers.items():
+            components[space] = {self._component[writer] for writer in writers}
         for at, node in enumerate(self._nodes):
-            mine = self._component[node]
+            cycle = self._component[node]
             for space in self._reads[node]:
-                inner = mine in components.get(space, ())
+                inner = cycle in components.get(space, ())
                 (self._inner if inner else self._outer).setdefault(space, []).append(at)
                 if inner:
-                    self._cycle[space] = mine
-        for space, mine in self._cycle.items():
-            by = self._writers[space]
-            self._left_inner[space] = sum(self._component[w] != mine for w in by)
+                    self._cycle[space] = cycle
+        for space, cycle in self._cycle.items():
+            # Writers inside the cycle come after its first reader: only the others are waited for.
+            outside = [w for w in self._writers[space] if self._component[w] != cycle]
+            self._left_inner[space] = len(outside)
 
     def _offer(self, at: int) -> None:
         if self._waits[at] == 0:
@@ -127,7 +135,7 @@ class _Schedule:
     def _written(self, space: str, component: int) -> None:
         inner, outer = self._inner.get(space, []), self._outer.get(space, [])
         changed: list[int] = []
-        if self._left_outer[space] == len(self._writers[space]):
+        if self._left_outer[space] == len(self._writers[space]):  # the first writer
             changed += [*inner, *outer]
             for at in changed:
                 self._unwritten[at] -= 1

@@ -34,12 +34,19 @@ class Pattern:
         """What `{i}` and `*` stand for when `name` matches as a whole, else None."""
         if self.literal:
             return Captured({}) if name == self.text else None
-        found = self._compiled.fullmatch(name)
-        if found is None:
+        match = self._compiled.fullmatch(name)
+        if match is None:
             return None
-        groups = {k: v for k, v in found.groupdict().items() if v is not None}
-        numbers = {k: int(v) for k, v in groups.items() if not k.startswith("star")}
-        return Captured(numbers, tuple(v for k, v in groups.items() if k.startswith("star")))
+        numbers: dict[str, int] = {}
+        stars: list[str] = []
+        for key, text in match.groupdict().items():
+            if text is None:  # inside an alternative that was not taken
+                continue
+            if key.startswith("star"):
+                stars.append(text)
+            else:
+                numbers[key] = int(text)
+        return Captured(numbers, tuple(stars))
 
     def check(self) -> None:
         """Raise ValueError where the text isn't a pattern."""
@@ -68,6 +75,7 @@ class Pattern:
                 out += rf"(?P<star{at}>[^.]*)"
             elif re.fullmatch(r"\{\w+\}", piece):
                 name = piece[1:-1]
+                # The same number a second time: `{i}.conv{i}` has equal numbers.
                 out += f"(?P={name})" if name in seen else rf"(?P<{name}>\d+)"
                 seen.add(name)
             elif piece == "(":

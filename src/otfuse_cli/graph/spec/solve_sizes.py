@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...errors import IncompatibleModels
-from ..axes import axis_units, rename_units
+from ..axes import Axis, axis_units, rename_units
 from ..model import PINNED, Shapes
 from ..sizes import fit_axis
 from .line_match import Cover
@@ -19,39 +19,39 @@ def solve_sizes(
 ) -> dict[str, int]:
     """Sizes of all spaces of a spec; each axis is solved for the one space not known yet.
 
-    `given` are sizes that are known, and where from.
+    `given` holds sizes that are known, and where each is from.
 
     Raises:
         IncompatibleModels: An axis doesn't fit (tensor and axis named), or a size stays unknown.
     """
-    sizes = {space: size for space, (size, _) in given.items()}
-    origin = {space: source for space, (_, source) in given.items()}
-    pending = [(c, d) for c in covers.values() for d in range(len(c.axes))]
+    sizes: dict[str, int] = {}
+    origin: dict[str, str] = {}
+    for space, (size, source) in given.items():
+        sizes[space], origin[space] = size, source
+    pending: list[tuple[Cover, int]] = []
+    for cover in covers.values():
+        pending.extend((cover, dim) for dim in range(len(cover.axes)))
     while pending:
         left = []
         for cover, dim in pending:
             axis, length = cover.axes[dim], shapes[cover.name][dim]
             try:
-                found = fit_axis(axis, length, sizes)
+                solved = fit_axis(axis, length, sizes)
             except ValueError as error:
-                known = ", ".join(
-                    f"{u} = {sizes[u]} from {origin[u]}"
-                    for u in dict.fromkeys(axis_units(axis))
-                    if u in origin
-                )
+                causes = _causes(axis, sizes, origin)
                 raise IncompatibleModels(
                     "a size does not fit",
                     where=f"{cover.name} {list(shapes[cover.name])}, axis {dim}, "
                     f"{cover.line.label} of {where}",
-                    why=f"{error}" + (f" ({known})" if known else ""),
+                    why=f"{error}" + (f" ({causes})" if causes else ""),
                     fix="correct the line, or the one that gave the size",
                 ) from error
-            if found is None:
+            if solved is None:
                 left.append((cover, dim))
-            for space, size in (found or {}).items():
+            for space, size in (solved or {}).items():
                 if space not in PINNED:  # `in` and `out` may differ from tensor to tensor
                     sizes[space], origin[space] = size, f"{cover.name} axis {dim}"
-        if len(left) == len(pending):
+        if len(left) == len(pending):  # a round that has told nothing: no other will
             cover, dim = left[0]
             unknown = [u for u in axis_units(cover.axes[dim]) if u not in sizes]
             raise IncompatibleModels(
@@ -64,17 +64,23 @@ def solve_sizes(
     return sizes
 
 
+def _causes(axis: Axis, sizes: Mapping[str, int], origin: Mapping[str, str]) -> str:
+    """Sizes that an axis was held against, and where each is from."""
+    solved = [unit for unit in dict.fromkeys(axis_units(axis)) if unit in origin]
+    return ", ".join(f"{unit} = {sizes[unit]} from {origin[unit]}" for unit in solved)
+
+
 def name_pinned(covers: Mapping[str, Cover], shapes: Shapes, sizes: dict[str, int]) -> None:
     """Give `in` and `out` one pinned space for each size they have (`in`, or `in:32`, `in:64`)."""
-    found: dict[str, dict[int, None]] = {name: {} for name in PINNED}
+    sizes_of: dict[str, dict[int, None]] = {name: {} for name in PINNED}
     where: list[tuple[Cover, int, str, int]] = []
     for cover in covers.values():
         for dim, axis in enumerate(cover.axes):
             for name in sorted(PINNED.keys() & set(axis_units(axis))):
                 size = (fit_axis(axis, shapes[cover.name][dim], sizes) or {})[name]
-                found[name][size] = None
+                sizes_of[name][size] = None
                 where.append((cover, dim, name, size))
     for cover, dim, name, size in where:
-        id = name if len(found[name]) == 1 else f"{name}:{size}"
+        id = name if len(sizes_of[name]) == 1 else f"{name}:{size}"
         cover.axes[dim] = rename_units(cover.axes[dim], {name: id})
         sizes[id] = size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from ...errors import IncompatibleModels
 from ..axes import Axis, Cat, Fixed, Prod, Unit, axis_units
@@ -32,47 +32,51 @@ def spec_lines(graph: LayerGraph) -> list[WrittenLine]:
         if tensor.axes:
             module = tensor.name.rpartition(".")[0] or tensor.name
             groups.setdefault(module, []).append(tensor)
-    known = {name: op.kind for op in graph.ops for name in op.tensors.values()}
-    found: dict[str, WrittenLine] = {}
+    kinds: dict[str, OpKind] = {}
+    for op in graph.ops:
+        kinds.update(dict.fromkeys(op.tensors.values(), op.kind))
+    lines: dict[str, WrittenLine] = {}
     for module, tensors in groups.items():
-        line = _line_for(module, tensors, known)
+        line = _line_for(module, tensors, kinds)
         if line is not None:
-            found[module] = line
+            lines[module] = line
             continue
         for tensor in tensors:
-            found[tensor.name] = _line_for(tensor.name, [tensor], known) or _list_for(tensor)
-    for module in _unsaid(graph, found):
-        del found[module]
+            lines[tensor.name] = _line_for(tensor.name, [tensor], kinds) or _list_for(tensor)
+    for module in _unsaid(graph, lines):
+        del lines[module]
         for tensor in groups.get(module) or [graph.tensors[module]]:
-            found[tensor.name] = _list_for(tensor)
+            lines[tensor.name] = _list_for(tensor)
     place = {name: at for at, name in enumerate(graph.tensors)}
     place |= {module: place[tensors[0].name] for module, tensors in groups.items()}
-    found = dict(sorted(found.items(), key=lambda item: place[item[0]]))
-    return _together(found, {**_norms(graph, found), **_partners(graph, found)})
+    lines = dict(sorted(lines.items(), key=lambda item: place[item[0]]))
+    return _together(lines, {**_norms(graph, lines), **_partners(graph, lines)})
 
 
 def _line_for(
-    name: str, tensors: Sequence[GraphTensor], known: Mapping[str, OpKind]
+    name: str, tensors: Sequence[GraphTensor], kinds_of: Mapping[str, OpKind]
 ) -> WrittenLine | None:
     """A line that says of these tensors what the graph says, if there is one.
 
-    Such a line also says what they do: that must be `known`, or a look-up in a table.
+    Such a line also says what they do: that must be `kinds_of`, or a look-up in a table.
     """
-    names = (name, *(alias for tensor in tensors for alias in tensor.aliases))
+    names = (name, *chain.from_iterable(tensor.aliases for tensor in tensors))
     matrix = next((t for t in tensors if len(t.axes) > 1), None)
+    # What a line could say of them; which of these it does say is tried out.
     if matrix is None:
         lines = [WrittenLine(names, (tensors[0].axes[0].expr,))]
     else:
         pair = (matrix.axes[0].expr, matrix.axes[1].expr)
         lines = [WrittenLine(names, pair, "<-"), WrittenLine(names, pair, "->")]
     kinds = LAYERS if matrix is not None else (OpKind.NORM,)
-    if not any(known.get(tensor.name) in kinds for tensor in tensors):
+    if not any(kinds_of.get(tensor.name) in kinds for tensor in tensors):
         lines = [line for line in lines if line.arrow == "->" and len(line.axes) == 2]
     return next((line for line in lines if _says(line, tensors)), None)
 
 
 def _says(line: WrittenLine, tensors: Sequence[GraphTensor]) -> bool:
     """Whether the format reads `line` as the graph has it; roles count where units are free."""
+    # By the reader of the format itself: no second opinion on what a line means can drift from it.
     text = f" {line.arrow} ".join(map(spell, line.axes))
     (spec,) = parse_specs(f'layers: {{"{line.names[0]}": "{text}"}}', where="", name="")
     names = [tensor.name for tensor in tensors]
@@ -81,13 +85,14 @@ def _says(line: WrittenLine, tensors: Sequence[GraphTensor]) -> bool:
         covers, _ = cover_tensors(spec.lines, names, shapes, {}, "")
     except IncompatibleModels:
         return False
-    return all(
-        axis == mine.expr and (roles == mine.roles or not set(axis_units(axis)) - PINNED.keys())
-        for tensor in tensors
-        for axis, roles, mine in zip(
-            covers[tensor.name].axes, covers[tensor.name].roles, tensor.axes, strict=True
-        )
-    )
+    for tensor in tensors:
+        cover = covers[tensor.name]
+        for axis, roles, wanted in zip(cover.axes, cover.roles, tensor.axes, strict=True):
+            if axis != wanted.expr:
+                return False
+            if roles != wanted.roles and not PINNED.keys() >= set(axis_units(axis)):
+                return False
+    return True
 
 
 def _list_for(tensor: GraphTensor) -> WrittenLine:
@@ -137,12 +142,12 @@ def _unsaid(graph: LayerGraph, lines: Mapping[str, WrittenLine]) -> list[str]:
     What they do (a gate, say) no line can tell, so they become lists.
     """
     first: dict[Axis, WrittenLine] = {}
-    return [
-        module
-        for module, line in _rewriting(graph, lines)
-        if (made := first.setdefault(_made(line), line)).axes != line.axes
-        or made.arrow != line.arrow
-    ]
+    unsaid: list[str] = []
+    for module, line in _rewriting(graph, lines):
+        maker = first.setdefault(_made(line), line)
+        if (maker.axes, maker.arrow) != (line.axes, line.arrow):
+            unsaid.append(module)
+    return unsaid
 
 
 def _rewriting(
@@ -150,14 +155,13 @@ def _rewriting(
 ) -> list[tuple[str, WrittenLine]]:
     """Layers whose free units are made of others, and that no sum adds to anything."""
     added = {op.writes for op in graph.ops if op.kind is OpKind.ADD}
-    return [
-        (module, line)
-        for module, line in lines.items()
-        if line.arrow
-        and _made(line) not in added
-        and any(graph.spaces[u].pinned is None for u in axis_units(_made(line)))
-        and any(axis_units(_read(line)))
-    ]
+    rewriting: list[tuple[str, WrittenLine]] = []
+    for module, line in lines.items():
+        if not line.arrow or _made(line) in added or not any(axis_units(_read(line))):
+            continue
+        if any(graph.spaces[unit].pinned is None for unit in axis_units(_made(line))):
+            rewriting.append((module, line))
+    return rewriting
 
 
 def _made(line: WrittenLine) -> Axis:
@@ -178,9 +182,11 @@ def spell(axis: Axis, unit: Callable[[str], str] = str) -> str:
         case Unit(space):
             return unit(space)
         case Prod(factors):
-            return " * ".join(
-                f"({spell(f, unit)})" if isinstance(f, Cat) else spell(f, unit) for f in factors
-            )
+            spelled: list[str] = []
+            for factor in factors:
+                text = spell(factor, unit)
+                spelled.append(f"({text})" if isinstance(factor, Cat) else text)
+            return " * ".join(spelled)
         case Cat(parts):
             return " + ".join(spell(p, unit) for p in parts)
         case Fixed(size):

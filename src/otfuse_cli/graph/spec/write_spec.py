@@ -14,12 +14,13 @@ from itertools import count
 from ...errors import IncompatibleModels
 from ..axes import Axis, Unit, axis_units, rename_units
 from ..derived_tensors import without_vectors
-from ..model import PINNED, LayerGraph, OpKind, Role
+from ..model import PINNED, GraphTensor, LayerGraph, Op, OpKind, Role, Space
 from ..sizes import fit_axis
 from .bind import bind
 from .grammar import parse_specs
 from .spec_lines import LAYERS, WrittenLine, spec_lines, spell
 
+# Reasons that the format's own pinned spaces say.
 _SAID = {"input": "in", "indexed": "in", "output": "out"}
 _WORDS = ("null", "true", "false", "yes", "off")  # YAML reads these as something else
 
@@ -31,6 +32,7 @@ def write_spec(graph: LayerGraph) -> str:
     pinned axes; names of spaces are shorter, and fewer kinds of map may be promised.
     """
     graph = without_vectors(graph)
+    # With `act: relu` binding adds activations and promises scale maps: only where that is so.
     named = _renamed(graph)
     lines = spec_lines(named)
     relu = _text(named, lines, "relu")
@@ -54,29 +56,36 @@ def _text(graph: LayerGraph, lines: Sequence[WrittenLine], act: str) -> str:
 
 def _same_operations(graph: LayerGraph, text: str) -> bool:
     """Whether the spec's operations run as those of the graph."""
-    kinds = (*LAYERS, OpKind.NORM, OpKind.ADD, OpKind.ACT)
-    shapes = {name: tensor.shape for name, tensor in graph.tensors.items()}
+    shapes = dict(graph.shapes)
     aliases = {name: tensor.aliases for name, tensor in graph.tensors.items()}
     (spec,) = parse_specs(text, where="write_spec", name="written")
     try:
         again = bind(spec, shapes, aliases=aliases, where="write_spec")
     except IncompatibleModels:
         return False
-    runs = [
-        [(op.kind, tuple(sorted(op.tensors.values()))) for op in g.ops if op.kind in kinds]
-        for g in (graph, again)
-    ]
-    return runs[0] == runs[1] and all(
-        again.spaces[unit].exact <= graph_exact
-        for name, tensor in graph.tensors.items()
-        for axis, other in zip(tensor.axes, again.tensors[name].axes, strict=True)
-        for unit, graph_exact in zip(
-            axis_units(other.expr),
-            (graph.spaces[u].exact for u in axis_units(axis.expr)),
-            strict=False,
-        )
-        if again.spaces[unit].pinned is None
-    )
+    return _runs(graph) == _runs(again) and _promises_no_more(again, graph)
+
+
+def _runs(graph: LayerGraph) -> list[tuple[OpKind, tuple[str, ...]]]:
+    """Operations of the kinds that a spec can tell, with their tensors, in order."""
+    kinds = (*LAYERS, OpKind.NORM, OpKind.ADD, OpKind.ACT)
+    runs: list[tuple[OpKind, tuple[str, ...]]] = []
+    for op in graph.ops:
+        if op.kind in kinds:
+            runs.append((op.kind, tuple(sorted(op.tensors.values()))))
+    return runs
+
+
+def _promises_no_more(again: LayerGraph, graph: LayerGraph) -> bool:
+    """Whether every kind of map that `again` allows a free space keeps the function of `graph`."""
+    for name, tensor in graph.tensors.items():
+        for axis, other in zip(tensor.axes, again.tensors[name].axes, strict=True):
+            units = zip(axis_units(axis.expr), axis_units(other.expr), strict=False)
+            for unit, other_unit in units:
+                space = again.spaces[other_unit]
+                if space.pinned is None and not space.exact <= graph.spaces[unit].exact:
+                    return False
+    return True
 
 
 # Names of spaces
@@ -96,32 +105,28 @@ def _renamed(graph: LayerGraph) -> LayerGraph:
         else:
             tries = (f"{'p' if space.pinned else 's'}{n}" for n in numbers)
             names[id] = next(name for name in tries if name not in plain)
-    tensors = {
-        name: replace(
-            tensor,
-            axes=tuple(replace(a, expr=rename_units(a.expr, names)) for a in tensor.axes),
-        )
-        for name, tensor in graph.tensors.items()
-    }
-    spaces = {
-        names[id]: replace(space, id=names[id], per=names.get(space.per or ""))
-        for id, space in graph.spaces.items()
-    }
-    ops = tuple(
-        replace(
-            op,
-            reads=tuple(rename_units(axis, names) for axis in op.reads),
-            writes=None if op.writes is None else rename_units(op.writes, names),
-        )
-        for op in graph.ops
-    )
-    return replace(graph, tensors=tensors, spaces=spaces, ops=ops, taps=(), outputs=())
+    tensors: dict[str, GraphTensor] = {}
+    for name, tensor in graph.tensors.items():
+        axes = tuple(replace(a, expr=rename_units(a.expr, names)) for a in tensor.axes)
+        tensors[name] = replace(tensor, axes=axes)
+    spaces: dict[str, Space] = {}
+    for id, space in graph.spaces.items():
+        spaces[names[id]] = replace(space, id=names[id], per=names.get(space.per or ""))
+    ops: list[Op] = []
+    for op in graph.ops:
+        reads = tuple(rename_units(axis, names) for axis in op.reads)
+        writes = None if op.writes is None else rename_units(op.writes, names)
+        ops.append(replace(op, reads=reads, writes=writes))
+    return replace(graph, tensors=tensors, spaces=spaces, ops=tuple(ops), outputs=())
 
 
 def _whole_axes(graph: LayerGraph) -> set[str]:
     """Spaces that are nowhere a part of an axis."""
-    axes = [axis.expr for tensor in graph.tensors.values() for axis in tensor.axes]
-    parts = {u for axis in axes if not isinstance(axis, Unit) for u in axis_units(axis)}
+    parts: set[str] = set()
+    for tensor in graph.tensors.values():
+        for axis in tensor.axes:
+            if not isinstance(axis.expr, Unit):
+                parts.update(axis_units(axis.expr))
     return graph.spaces.keys() - parts
 
 
@@ -139,10 +144,11 @@ class _Writer:
         texts = [spell(axis, self.unit) for axis in line.axes]
         if not line.roles:
             return f" {line.arrow} ".join(texts)
-        entries = [
-            text if roles in ({Role.VECTOR}, {Role.FIXED}) else f"{' '.join(sorted(roles))} {text}"
-            for text, roles in zip(texts, line.roles, strict=True)
-        ]
+        entries: list[str] = []
+        for text, roles in zip(texts, line.roles, strict=True):
+            # What the format takes for granted: units that are added, numbers that stay.
+            plain = roles in ({Role.VECTOR}, {Role.FIXED})
+            entries.append(text if plain else f"{' '.join(sorted(roles))} {text}")
         return f"[{', '.join(entries)}]"
 
     def unit(self, space: str) -> str:
@@ -166,21 +172,21 @@ def _scalar(text: str) -> str:
 
 def _sizes(graph: LayerGraph) -> dict[str, int]:
     """Sizes that the shapes don't determine."""
-    given: dict[str, int] = {}
-    known: dict[str, int] = {}
+    needed: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     pending = list(_free_axes(graph))
     while pending:
         left = []
         for axis, length in pending:
-            found = fit_axis(axis, length, known)
-            if found is None:
+            solved = fit_axis(axis, length, sizes)
+            if solved is None:
                 left.append((axis, length))
-            known |= found or {}
-        if len(left) == len(pending):
-            space = next(u for u in axis_units(left[0][0]) if u not in known)
-            given[space] = known[space] = graph.spaces[space].size
+            sizes |= solved or {}
+        if len(left) == len(pending):  # as binding will find it: a size has to be given
+            space = next(u for u in axis_units(left[0][0]) if u not in sizes)
+            needed[space] = sizes[space] = graph.spaces[space].size
         pending = left
-    return given
+    return needed
 
 
 def _free_axes(graph: LayerGraph) -> Iterator[tuple[Axis, int]]:

@@ -76,6 +76,7 @@ Form = Atom | Times | Plus
 def head(form: Form) -> Form:
     """`form` with the bindings at its top resolved and nested products and sums flattened."""
     while isinstance(form, Atom):
+        # Whoever asks for the head looks inside: a reshape that waited has to decide now.
         if form.deferred is not None:
             form.deferred.commit()
         if form.bound is None:
@@ -112,6 +113,7 @@ def leaves(form: Form) -> Iterator[Atom]:
 
 def pin(form: Form, reason: str) -> None:
     """Keep every position in place; the first reason given stands."""
+    # The list is taken first: walking the leaves may commit a reshape, which binds atoms.
     for leaf in list(leaves(form)):
         leaf.reason = leaf.reason or reason
 
@@ -182,7 +184,7 @@ def _bind(atom: Atom, form: Form) -> None:
         atom.bound = form
         return
     if any(leaf is atom for leaf in leaves(form)):
-        # c = 1 * c holds; anything else that contains itself has no finer form
+        # An atom that contains itself has no finer form, but for c = 1 * c, which says nothing.
         if isinstance(form, Times):
             rest = [f for f in form.factors if size_of(f) != 1]
             if len(rest) == 1 and head(rest[0]) is atom:
@@ -197,7 +199,9 @@ def _bind(atom: Atom, form: Form) -> None:
 
 def _match_factors(a: list[Form], b: list[Form]) -> None:
     """Unify two products from the inside, splitting by the gcd where sizes differ."""
+    # From the inside, since row-major positions of the innermost factors are next to each other.
     while a and b:
+        # Unifying the factors before may have refined those that are left.
         a, b = _flat_factors(a), _flat_factors(b)
         x, y = a.pop(), b.pop()
         m, n = size_of(x), size_of(y)
@@ -209,7 +213,7 @@ def _match_factors(a: list[Form], b: list[Form]) -> None:
             a.append(x)
         else:
             common = gcd(m, n)
-            if common == 1:
+            if common == 1:  # 2 * 3 against 3 * 2: there is no common refinement
                 for rest in (*a, x, *b, y):
                     pin(rest, INCOMPATIBLE)
                 return
@@ -241,6 +245,7 @@ def _match_sum(total: Plus, product: Form) -> None:
     assert isinstance(product, Times)
     inner = product.factors[-1]
     step = size_of(inner)
+    # (p * c) + (q * c) is (p + q) * c: every part has to be made of whole inner blocks.
     if all(size_of(part) % step == 0 for part in total.parts):
         outers: list[Form] = []
         for part in total.parts:
@@ -269,6 +274,7 @@ def _split(form: Form, left: int, right: int) -> tuple[Form, Form]:
         return first, rest
     if isinstance(top, Plus):
         return _split_sum(top, left)
+    # The outermost factor that can be cut: the inner ones make whole blocks of `left`.
     for at in range(1, len(top.factors)):
         inner = Times(top.factors[at:])
         step = size_of(inner)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -32,6 +32,11 @@ class Label:
 
 
 Labels = Sequence[Label]
+
+
+def pinned_labels(shape: Sequence[int], reason: str) -> tuple[Label, ...]:
+    """New axes that stay in place, one for each size of `shape`."""
+    return tuple(Label(Atom(size, reason)) for size in shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +70,38 @@ class Value:
     def shape(self) -> tuple[int, ...]:
         """Size of every axis."""
         return tuple(label.size for label in self.labels)
+
+    def pick(self, axes: Iterable[int]) -> list[Label]:
+        """Labels of some axes, in the order given; negative numbers count from the end."""
+        return [self.labels[axis] for axis in axes]
+
+    def without(self, *axes: int) -> list[Label]:
+        """Labels of every other axis, in order."""
+        return [label for d, label in enumerate(self.labels) if d not in axes]
+
+
+def forms_of(labels: Labels) -> tuple[Form, ...]:
+    """What axes are made of, in order."""
+    return tuple(label.form for label in labels)
+
+
+def longer(labels: Labels) -> list[Label]:
+    """Axes of more than one position; a single one broadcasts, and is tied to nothing."""
+    return [label for label in labels if label.size != 1]
+
+
+def any_data(operands: Sequence[Value]) -> bool:
+    """Whether something depends on a network input."""
+    return any(value.data for value in operands)
+
+
+def data_and_weights(operands: Sequence[Value]) -> tuple[list[Value], list[Value]]:
+    """Operands that depend on a network input, and those that don't, each in order."""
+    data: list[Value] = []
+    weights: list[Value] = []
+    for value in operands:
+        (data if value.data else weights).append(value)
+    return data, weights
 
 
 @dataclass
@@ -156,19 +193,22 @@ class Call:
     def value(self, *names: str) -> Value:
         """The tensor argument called one of `names`."""
         for name in names:
-            found = self.arguments.get(name)
-            if isinstance(found, Value):
-                return found
+            argument = self.arguments.get(name)
+            if isinstance(argument, Value):
+                return argument
         raise ValueError(f"{self.name} has no tensor argument {names}")
 
     def optional(self, name: str) -> Value | None:
         """A tensor argument that may be absent."""
-        found = self.arguments.get(name)
-        return found if isinstance(found, Value) else None
+        argument = self.arguments.get(name)
+        return argument if isinstance(argument, Value) else None
 
     def operands(self) -> list[Value]:
         """Tensor arguments, those inside lists included."""
-        return [v for argument in self.arguments.values() for v in _values(argument)]
+        tensors: list[Value] = []
+        for argument in self.arguments.values():
+            tensors.extend(_values(argument))
+        return tensors
 
     def flag(self, name: str) -> bool:
         """A boolean argument."""
@@ -178,9 +218,17 @@ class Call:
         """A new free axis."""
         return Label(Atom(size))
 
+    def fresh_axes(self, shape: Sequence[int]) -> list[Label]:
+        """New free axes, one for each size of `shape`."""
+        return [self.fresh(size) for size in shape]
+
     def pinned(self, size: int, reason: str) -> Label:
         """A new axis that stays in place."""
         return Label(Atom(size, reason))
+
+    def pinned_axes(self, shape: Sequence[int], reason: str) -> list[Label]:
+        """New axes that stay in place, one for each size of `shape`."""
+        return list(pinned_labels(shape, reason))
 
     def unify(self, first: Label, *others: Label) -> Label:
         """Make axes one."""
@@ -241,8 +289,10 @@ class Call:
                 continue
             if value.plain:
                 names[part] = value.sources[0]
-            else:
-                names.update({f"{part}.{s.rpartition('.')[2]}": s for s in value.sources})
+                continue
+            # A weight that is computed (g v / |v|) is none of the tensors that it is made of.
+            for source in value.sources:
+                names[f"{part}.{source.rpartition('.')[2]}"] = source
         self.wrote = len(self._log.ops)
         self._log.ops.append(
             OpRecord(
@@ -273,6 +323,8 @@ class Call:
 def _values(argument: Any) -> list[Value]:
     if isinstance(argument, Value):
         return [argument]
+    tensors: list[Value] = []
     if isinstance(argument, (list, tuple)):
-        return [v for item in argument for v in _values(item)]
-    return []
+        for item in argument:
+            tensors.extend(_values(item))
+    return tensors

@@ -36,11 +36,15 @@ class Deferred:
             self.selector = selector
             for factor in self.factors[:at]:  # the sum is inside of these: they stand as they are
                 factor.deferred = None
-            self.options = tuple(
-                tuple(Atom(factor.size) for factor in inner) for _ in range(selector.size)
-            )
-            parts = tuple(Times(option) if option else Atom(1) for option in self.options)
-            unify(self.whole, Times((*self.factors[:at], Plus(parts))))
+            # Every part gets inner factors of its own: q, k and v share no units.
+            options: list[tuple[Atom, ...]] = []
+            parts: list[Form] = []
+            for _ in range(selector.size):
+                option = tuple(Atom(factor.size) for factor in inner)
+                options.append(option)
+                parts.append(Times(option) if option else Atom(1))
+            self.options = tuple(options)
+            unify(self.whole, Times((*self.factors[:at], Plus(tuple(parts)))))
         return dict(zip(inner, self.options[index], strict=True))
 
 
@@ -57,11 +61,11 @@ def instances(forms: Sequence[Form]) -> Iterator[tuple[Form, ...]]:
             return
         for index in range(deferred.selector.size):
             option = deferred.select(deferred.selector, index)
-            chosen = [
-                option.get(f, f) if isinstance(f, Atom) else f
-                for i, f in enumerate(forms)
-                if f is not deferred.selector or i < at
-            ]
+            chosen: list[Form] = []
+            for i, other in enumerate(forms):
+                # The selector's axis goes: each of its positions is another instance.
+                if other is not deferred.selector or i < at:
+                    chosen.append(option.get(other, other) if isinstance(other, Atom) else other)
             yield from instances(chosen)
         return
     yield tuple(forms)

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from ..axes import Axis, Cat, Fixed, Prod, Unit, axis_units, concat, product
 from ..derived_tensors import marked
-from ..model import GraphTensor, LayerGraph, Op, Role, Space, Tap, TensorAxis
+from ..model import GraphTensor, LayerGraph, Op, Role, Space, TensorAxis
 from . import atoms
 from .atoms import Atom, Form, Times, head
-from .call import Label, Labels, OpRecord, Origin, Value
+from .call import Label, Labels, OpRecord, Origin, Value, forms_of
 from .deferred import is_settled
 from .fold_norms import fold_rms
-from .propagate import Propagation
+from .label_operations import Propagation
 from .roles import settled_roles
 from .rules.convolution import KERNEL
 from .space_families import find_families, is_unit
@@ -33,46 +33,50 @@ class Names:
 
 
 def emit(
-    found: Propagation,
+    propagation: Propagation,
     *,
     source: str = "",
     name_map: Mapping[str, str] | None = None,
-    taps: Iterable[tuple[str, Labels]] = (),
 ) -> LayerGraph:
-    """Name what was found. `taps` are the labels of module outputs, by module path."""
+    """Name what was found."""
     rename = dict(name_map or {})
-    roles = settled_roles(found)
-    names = _name_spaces(found, rename)
-    members = find_families(_contexts(found))
-    tensors = _tensors(found, roles, names, rename)
-    spaces = _spaces(found, names, members)
+    # First the roles, which pin what can't move; then names, which tell pinned from free.
+    roles = settled_roles(propagation)
+    names = _name_spaces(propagation, rename)
+    members = find_families(_contexts(propagation))
+    tensors = _tensors(propagation, roles, names, rename)
+    spaces = _spaces(propagation, names, members)
     graph = LayerGraph(
         tensors=tensors,
         spaces=spaces,
-        ops=tuple(_op(record, names, rename) for record in fold_rms(found.log.ops)),
-        taps=tuple(_taps(taps, names)),
-        outputs=tuple(_shown(found.outputs, names)),
+        ops=tuple(_op(record, names, rename) for record in fold_rms(propagation.log.ops)),
+        outputs=tuple(_shown(propagation.outputs, names)),
         source=source,
-        warnings=tuple(dict.fromkeys(found.warnings)),
+        warnings=tuple(dict.fromkeys(propagation.warnings)),
     )
     return marked(graph)
 
 
 def label_values(
-    found: Propagation, *, name_map: Mapping[str, str] | None = None
+    propagation: Propagation, *, name_map: Mapping[str, str] | None = None
 ) -> tuple[dict[str, tuple[Axis | None, ...]], frozenset[str]]:
     """What the axes of every value are, by node, in the names of `emit`; and which are data.
 
     None stands for an axis whose structure nothing has decided.
     """
-    settled_roles(found)
-    names = _name_spaces(found, dict(name_map or {}))
-    axes = {
-        node.name: tuple(_axis(x, names) if is_settled(x.form) else None for x in value.labels)
-        for node, value in found.values.items()
-        if isinstance(value, Value)
-    }
-    data = (n.name for n, v in found.values.items() if isinstance(v, Value) and v.data)
+    settled_roles(propagation)
+    names = _name_spaces(propagation, dict(name_map or {}))
+    axes: dict[str, tuple[Axis | None, ...]] = {}
+    data: set[str] = set()
+    for node, value in propagation.values.items():
+        if not isinstance(value, Value):
+            continue
+        # To look inside a reshape that waits would decide what it is.
+        axes[node.name] = tuple(
+            _axis(label, names) if is_settled(label.form) else None for label in value.labels
+        )
+        if value.data:
+            data.add(node.name)
     return axes, frozenset(data)
 
 
@@ -87,6 +91,8 @@ def expression(form: Form, names: Mapping[Atom, str]) -> Axis:
 
 
 def _multiplied(factors: Sequence[Axis]) -> Axis:
+    # Canonical, so that one layer gives one expression however its network has reshaped it:
+    # neighbouring numbers are one, factors of one position are none.
     merged: list[Axis] = []
     for factor in factors:
         for one in factor.factors if isinstance(factor, Prod) else (factor,):
@@ -131,19 +137,23 @@ def _run(label: Label) -> tuple[Atom, ...]:
     return tuple(leaf for leaf in run if leaf.size > 1) or run[:1]
 
 
-def _name_spaces(found: Propagation, rename: Mapping[str, str]) -> Names:
+def _name_spaces(propagation: Propagation, rename: Mapping[str, str]) -> Names:
+    """Every space is called after the first tensor axis that has it, in checkpoint order.
+
+    That name depends on no width and no weight, so that two models of one architecture agree.
+    """
     names = Names()
-    for tensor, labels in found.state.items():
+    for tensor, labels in propagation.state.items():
         for d, label in enumerate(labels):
             id = f"{rename.get(tensor, tensor)}:{d}"
             run = _run(label)
             if not any(is_unit(leaf) for leaf in run):
-                reasons = [leaf.reason for leaf in run if leaf.reason not in STRUCTURAL]
-                reason = next(filter(None, reasons), None)
+                reason = _reason(run)
                 if reason is not None and run not in names.pinned:
                     names.pinned[run] = id
                     names.sizes[id], names.reasons[id] = label.size, reason
                 continue
+            # Leaves without a name get marks, to see where in the expression each of them stands.
             fresh = {leaf: f"?{i}" for i, leaf in enumerate(run) if leaf not in names.free}
             expr = expression(label.form, names.free | fresh)
             for leaf, mark in fresh.items():
@@ -152,6 +162,14 @@ def _name_spaces(found: Propagation, rename: Mapping[str, str]) -> Names:
                     names.free[leaf] = ".".join((id, *map(str, path)))
                     names.sizes[names.free[leaf]] = leaf.size
     return names
+
+
+def _reason(run: Sequence[Atom]) -> str | None:
+    """Why an axis is pinned, where that is more than what the axis is; the first reason stands."""
+    for leaf in run:
+        if leaf.reason and leaf.reason not in STRUCTURAL:
+            return leaf.reason
+    return None
 
 
 def _path(axis: Axis, mark: str) -> tuple[int, ...] | None:
@@ -167,26 +185,28 @@ def _path(axis: Axis, mark: str) -> tuple[int, ...] | None:
     return None
 
 
-def _contexts(found: Propagation) -> Iterable[Sequence[Form]]:
-    for labels in (*found.state.values(), *found.log.contexts):
-        yield [label.form for label in labels]
+def _contexts(propagation: Propagation) -> Iterable[Sequence[Form]]:
+    for labels in (*propagation.state.values(), *propagation.log.contexts):
+        yield forms_of(labels)
 
 
 def _tensors(
-    found: Propagation,
+    propagation: Propagation,
     roles: Mapping[Origin, set[Role]],
     names: Names,
     rename: Mapping[str, str],
 ) -> dict[str, GraphTensor]:
     tensors: dict[str, GraphTensor] = {}
-    for name, labels in found.state.items():
+    for name, labels in propagation.state.items():
         axes = []
         for d, label in enumerate(labels):
             expr = _axis(label, names)
             axes.append(TensorAxis(expr, _final_roles(expr, roles.get((name, d), set()), names)))
-        own = rename.get(name, name)
-        aliases = tuple(rename.get(alias, alias) for alias in found.aliases[name])
-        tensors[own] = GraphTensor(own, found.shapes[name], tuple(axes), aliases)
+        stored_name = rename.get(name, name)
+        aliases = tuple(rename.get(alias, alias) for alias in propagation.aliases[name])
+        tensors[stored_name] = GraphTensor(
+            stored_name, propagation.shapes[name], tuple(axes), aliases
+        )
     return tensors
 
 
@@ -199,10 +219,13 @@ def _final_roles(expr: Axis, seen: set[Role], names: Names) -> frozenset[Role]:
     return frozenset(moving or {Role.VECTOR})
 
 
-def _spaces(found: Propagation, names: Names, members: Mapping[Atom, Atom]) -> dict[str, Space]:
-    first = _first_steps(found, names)
+def _spaces(
+    propagation: Propagation, names: Names, members: Mapping[Atom, Atom]
+) -> dict[str, Space]:
+    first = _first_steps(propagation, names)
     leaf_of = {id: leaf for leaf, id in names.free.items()}
-    ids = sorted(names.sizes, key=lambda id: first.get(id, (1, len(found.log.roles) + 1)))
+    # What no operation uses comes last: behind every step that there is.
+    ids = sorted(names.sizes, key=lambda id: first.get(id, (1, len(propagation.log.roles) + 1)))
     spaces: dict[str, Space] = {}
     for order, id in enumerate(ids):
         leaf = leaf_of.get(id)
@@ -218,15 +241,14 @@ def _spaces(found: Propagation, names: Names, members: Mapping[Atom, Atom]) -> d
     return spaces
 
 
-def _first_steps(found: Propagation, names: Names) -> dict[str, tuple[int, int]]:
+def _first_steps(propagation: Propagation, names: Names) -> dict[str, tuple[int, int]]:
     """Step at which a space is first produced, or else first used."""
-    units = {
-        (name, d): tuple(axis_units(_axis(label, names)))
-        for name, labels in found.state.items()
-        for d, label in enumerate(labels)
-    }
+    units: dict[Origin, tuple[str, ...]] = {}
+    for name, labels in propagation.state.items():
+        for d, label in enumerate(labels):
+            units[name, d] = tuple(axis_units(_axis(label, names)))
     first: dict[str, tuple[int, int]] = {}
-    for event in found.log.roles:
+    for event in propagation.log.roles:
         key = (0 if event.role is Role.PRODUCE else 1, event.step)
         for id in units[event.origin]:
             first[id] = min(first.get(id, key), key)
@@ -235,7 +257,8 @@ def _first_steps(found: Propagation, names: Names) -> dict[str, tuple[int, int]]
 
 
 def _op(record: OpRecord, names: Names, rename: Mapping[str, str]) -> Op:
-    reads = tuple(axis for labels in record.reads if (axis := _carrier(labels, names)) is not None)
+    carriers = [_carrier(labels, names) for labels in record.reads]
+    reads = tuple(axis for axis in carriers if axis is not None)
     return Op(
         kind=record.kind,
         name=record.name,
@@ -250,15 +273,15 @@ def _op(record: OpRecord, names: Names, rename: Mapping[str, str]) -> Op:
 def _carrier(labels: Labels, names: Names) -> Axis | None:
     """The axis that carries units: the last one with free units, else the last one."""
     axes = [_axis(label, names) for label in labels if is_settled(label.form)]
-    free = [axis for axis in axes if any(u not in names.reasons for u in axis_units(axis))]
-    chosen = free or axes
-    return chosen[-1] if chosen else None
+    for axis in reversed(axes):
+        if _is_free(axis, names):
+            return axis
+    return axes[-1] if axes else None
 
 
-def _taps(taps: Iterable[tuple[str, Labels]], names: Names) -> Iterator[Tap]:
-    for module, labels in taps:
-        for d, axis in _moving(labels, names):
-            yield Tap(module, d, axis)
+def _is_free(axis: Axis, names: Names) -> bool:
+    """Whether some of its units may move."""
+    return any(unit not in names.reasons for unit in axis_units(axis))
 
 
 def _shown(outputs: Sequence[Labels], names: Names) -> Iterator[tuple[int, int, Axis]]:
@@ -272,5 +295,5 @@ def _moving(labels: Labels, names: Names) -> Iterator[tuple[int, Axis]]:
     for d, label in enumerate(labels):
         if is_settled(label.form):
             axis = _axis(label, names)
-            if any(unit not in names.reasons for unit in axis_units(axis)):
+            if _is_free(axis, names):
                 yield d, axis

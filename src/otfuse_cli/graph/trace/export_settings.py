@@ -14,7 +14,7 @@ from torch import nn
 
 from .attributes import unchanged
 
-# they log what the error that follows says better
+# They log what the error that follows says better.
 LOUD = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor", "torch.export")
 
 
@@ -41,6 +41,7 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r".*isinstance\(treespec, LeafSpec\)", FutureWarning)
         warnings.filterwarnings("ignore", r"The tensor attributes? self\.", UserWarning)
+        # What they log as errors is raised as well, and said in our words then.
         for name in LOUD:
             logging.getLogger(name).setLevel(logging.CRITICAL)
         try:
@@ -53,15 +54,15 @@ def quiet() -> Iterator[None]:
 @contextmanager
 def own_output() -> Iterator[None]:
     """What the module prints goes to stderr; the partial graph of a failed export nowhere."""
-    said, partial = io.StringIO(), ""
+    printed, partial = io.StringIO(), ""
     try:
-        with redirect_stdout(said), redirect_stderr(said):
+        with redirect_stdout(printed), redirect_stderr(printed):
             yield
     except Exception as error:
         partial = str(getattr(error, "partial_fx_graph", ""))
         raise
     finally:
-        text = said.getvalue()
+        text = printed.getvalue()
         sys.stderr.write(text.replace(partial, "").rstrip("\n") if partial else text)
 
 

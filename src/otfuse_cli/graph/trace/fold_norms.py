@@ -31,11 +31,19 @@ def fold_rms(ops: Sequence[OpRecord]) -> list[OpRecord]:
             detail="rms",
             inputs=source.inputs[:1],
         )
-        mine = {gate, *inner}
-        readers = {i for i, o in enumerate(ops) for made in o.inputs if mine & set(made)}
-        if readers <= mine | {last}:
-            gone |= mine
+        members = {gate, *inner}
+        if _readers(ops, members) <= members | {last}:
+            gone |= members
     return _renumber([norms.get(i, op) for i, op in enumerate(ops)], gone)
+
+
+def _readers(ops: Sequence[OpRecord], members: set[int]) -> set[int]:
+    """Operations that read what one of `members` wrote."""
+    readers: set[int] = set()
+    for i, op in enumerate(ops):
+        if any(members.intersection(made) for made in op.inputs):
+            readers.add(i)
+    return readers
 
 
 def _rms(ops: Sequence[OpRecord], last: int) -> tuple[int, ...] | None:
@@ -46,13 +54,19 @@ def _rms(ops: Sequence[OpRecord], last: int) -> tuple[int, ...] | None:
     gate = _only(op, 0)
     if gate is None or ops[gate].detail != "gate":
         return None
+    # Followed back from the product: rsqrt of a mean of a square; adding epsilon leaves no record.
     root = _only(ops[gate], 1)
-    mean = _only(ops[root], 0) if root is not None and ops[root].detail == "rsqrt" else None
-    square = _only(ops[mean], 0) if mean is not None and ops[mean].detail == "mean" else None
-    if root is None or mean is None or square is None:
+    if root is None or ops[root].detail != "rsqrt":
         return None
+    mean = _only(ops[root], 0)
+    if mean is None or ops[mean].detail != "mean":
+        return None
+    square = _only(ops[mean], 0)
+    if square is None or ops[square].detail not in ("pow", "square"):
+        return None
+    # What is squared has to be what is divided.
     same = ops[square].inputs[:1] == ops[gate].inputs[:1]
-    return (gate, root, mean, square) if ops[square].detail in ("pow", "square") and same else None
+    return (gate, root, mean, square) if same else None
 
 
 def _only(op: OpRecord, read: int) -> int | None:
@@ -65,10 +79,10 @@ def _only(op: OpRecord, read: int) -> int | None:
 def _renumber(ops: Sequence[OpRecord], gone: set[int]) -> list[OpRecord]:
     kept = [i for i in range(len(ops)) if i not in gone]
     place = {old: new for new, old in enumerate(kept)}
-    return [
-        replace(
-            ops[i],
-            inputs=tuple(tuple(place[o] for o in made if o in place) for made in ops[i].inputs),
-        )
-        for i in kept
-    ]
+    renumbered: list[OpRecord] = []
+    for i in kept:
+        inputs: list[tuple[int, ...]] = []
+        for made in ops[i].inputs:
+            inputs.append(tuple(place[old] for old in made if old in place))
+        renumbered.append(replace(ops[i], inputs=tuple(inputs)))
+    return renumbered

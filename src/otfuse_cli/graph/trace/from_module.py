@@ -24,7 +24,6 @@ from .nodes import operator_name
 from .packed import packed_sequences
 from .propagate import propagate
 from .rules import RULES
-from .taps import ModuleOutputs, find_taps, watch_outputs
 from .untraceable import explain, refuse_scripted
 
 if TYPE_CHECKING:
@@ -58,10 +57,8 @@ def trace(
     Raises:
         IncompatibleModels: `torch.export` can't follow the module; says where and what to do.
     """
-    program, seen = export(module, args, kwargs, padded=True)
-    return graph_from_program(
-        program, source=source, free_outputs=free_outputs, name_map=name_map, module_outputs=seen
-    )
+    program = export(module, args, kwargs, padded=True)
+    return graph_from_program(program, source=source, free_outputs=free_outputs, name_map=name_map)
 
 
 def graph_from_program(
@@ -70,7 +67,6 @@ def graph_from_program(
     source: str = "",
     free_outputs: bool = False,
     name_map: Mapping[str, str] | None = None,
-    module_outputs: ModuleOutputs | None = None,
 ) -> LayerGraph:
     """The layer graph of an exported program; runs none of its code.
 
@@ -79,12 +75,10 @@ def graph_from_program(
         source: Goes into `LayerGraph.source`.
         free_outputs: Leave the outputs' units free.
         name_map: Names of the program's tensors in the checkpoint, where they differ.
-        module_outputs: What each module returned; without it the graph has no taps.
     """
     decomposed = functional(program)
-    found = propagate(decomposed, checked=checked_outputs(program), pin_outputs=not free_outputs)
-    taps = find_taps(decomposed, found, module_outputs or {})
-    return emit(found, source=source, name_map=name_map, taps=taps)
+    labelled = propagate(decomposed, checked=checked_outputs(program), pin_outputs=not free_outputs)
+    return emit(labelled, source=source, name_map=name_map)
 
 
 def export(
@@ -93,8 +87,8 @@ def export(
     kwargs: Mapping[str, Any] | None = None,
     *,
     padded: bool = False,
-) -> tuple[ExportedProgram, ModuleOutputs]:
-    """Export `module` in eval mode; also what every submodule returned, by path.
+) -> ExportedProgram:
+    """Export `module` in eval mode.
 
     Args:
         module: Left as it is.
@@ -107,11 +101,12 @@ def export(
     """
     refuse_scripted(module)
     reasons: list[Exception] = []
+    # Running the module first: it follows most networks, and its reasons are the ones to show.
     for compiled in (False, True):
         try:
-            moved, given = _on_device_of(module, (tuple(args), dict(kwargs or {})))
+            moved, keywords = _on_device_of(module, (tuple(args), dict(kwargs or {})))
             with packed_sequences(padded=padded):
-                return _export(module, moved, without_cache(module, given), compiled=compiled)
+                return _export(module, moved, without_cache(module, keywords), compiled=compiled)
         except IncompatibleModels:
             raise
         except Exception as error:  # noqa: BLE001 - whatever torch or the user's forward raises
@@ -120,37 +115,36 @@ def export(
 
 
 def _on_device_of(
-    module: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]
+    module: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Inputs where the module's tensors are; on the meta device only if all of them are there."""
     devices = [t.device for t in module.state_dict().values()]
     real = [device for device in devices if device.type != "meta"]
     device = next(iter(real or devices), torch.device("cpu"))
-    leaves = [t for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)]
+    leaves = [t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
     if any(t.is_meta for t in leaves) and device.type != "meta":
         raise ValueError("example inputs without values for a module that holds some")
     moved: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(
-        torch.Tensor, lambda t: t.to(device), given
+        torch.Tensor, lambda t: t.to(device), inputs
     )
     return moved
 
 
 def _export(
-    module: nn.Module, args: tuple[Any, ...], given: dict[str, Any], *, compiled: bool
-) -> tuple[ExportedProgram, ModuleOutputs]:
-    """By running the module, or `compiled`: by torch's compiler, which reads its code.
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, compiled: bool
+) -> ExportedProgram:
+    """Export by running the module or, where `compiled`, by torch's compiler, which reads its code.
 
     The compiler follows what the other way can't: layers inside of branches, NumPy, attention
-    that has no gradients on a CPU. It takes no hooks, so that no module is seen.
+    that has no gradients on a CPU.
     """
     with ExitStack() as stack:
         stack.enter_context(eval_mode(module))
         stack.enter_context(no_fast_path())
         stack.enter_context(quiet())
         stack.enter_context(own_output())
-        seen = {} if compiled else stack.enter_context(watch_outputs(module))
         stack.enter_context(torch.set_grad_enabled(not compiled))
-        return torch.export.export(module, args, given, strict=compiled), dict(seen)
+        return torch.export.export(module, args, kwargs, strict=compiled)
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:
@@ -190,6 +184,7 @@ def checked_outputs(program: ExportedProgram) -> Sequence[int] | None:
     if keys is None or LOGITS not in keys:
         return None
     position = 0
+    # A method in newer releases of torch, an attribute in older ones.
     children = spec.children() if callable(getattr(spec, "children", None)) else spec.children_specs
     for key, child in zip(keys, children, strict=False):
         if key == LOGITS:

@@ -45,6 +45,7 @@ def packed_sequences(*, padded: bool) -> Iterator[None]:
     if padded:
         names["_pad_packed_sequence"] = _unpack
         names |= {name: _unpacked(getattr(torch._VF, name)) for name in _LAYERS}
+    # Attributes of the module object hide torch's own functions, which it looks up when asked.
     for name, function in names.items():
         setattr(torch._VF, name, function)
     try:

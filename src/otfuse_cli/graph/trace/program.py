@@ -17,7 +17,7 @@ from ..axes import Axis, Unit, rename_units
 from ..model import LayerGraph
 from .emit import label_values
 from .from_module import checked_outputs, functional
-from .propagate import propagate
+from .propagate import first_names, propagate
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -61,7 +61,11 @@ class Program:
     @cached_property
     def last_reader(self) -> dict[str, Node]:
         """The last operation that reads a value."""
-        return {used.name: node for node in self.nodes for used in node.all_input_nodes}
+        last: dict[str, Node] = {}
+        for node in self.nodes:  # in execution order: the last one stays
+            for used in node.all_input_nodes:
+                last[used.name] = node
+        return last
 
 
 def labelled_program(
@@ -84,8 +88,8 @@ def labelled_program(
     rename = dict(name_map or {})
     plain = functional(exported)
     checked = checked_outputs(exported)
-    found = propagate(plain, checked=checked)
-    first = {alias: name for name, many in found.aliases.items() for alias in (name, *many)}
+    propagation = propagate(plain, checked=checked)
+    first = first_names(propagation.aliases)
     tensors: dict[str, str] = {}
     constants: dict[str, Any] = {}
     inputs: list[str | None] = []
@@ -100,7 +104,7 @@ def labelled_program(
             tensors[name] = rename.get(first[spec.target], first[spec.target])
         elif spec.target is not None:
             constants[name] = plain.constants[spec.target]
-    axes, data = label_values(found, name_map=rename)
+    axes, data = label_values(propagation, name_map=rename)
     if graph is not None:
         axes = _renamed(axes, tensors, graph)
     in_spec = plain.call_spec.in_spec
@@ -124,37 +128,43 @@ def _renamed(
     """Axes in another graph's names of spaces, told by the tensors that both have."""
     names: dict[str, str] = {}
     for node, tensor in tensors.items():
-        for mine, theirs in zip(axes[node], graph.tensors[tensor].axes, strict=True):
-            if isinstance(mine, Unit) and isinstance(theirs.expr, Unit):
-                names[mine.space] = theirs.expr.space
-    return {
-        node: tuple(None if a is None else rename_units(a, names) for a in found)
-        for node, found in axes.items()
-    }
+        for axis, named in zip(axes[node], graph.tensors[tensor].axes, strict=True):
+            if isinstance(axis, Unit) and isinstance(named.expr, Unit):
+                names[axis.space] = named.expr.space
+    renamed: dict[str, Axes] = {}
+    for node, labelled in axes.items():
+        renamed[node] = tuple(None if a is None else rename_units(a, names) for a in labelled)
+    return renamed
 
 
 def _attributes(exported: ExportedProgram) -> dict[str, Any]:
     """Tensors that the graph holds itself, by node."""
-    found = {}
+    tensors = {}
     for node in exported.graph.nodes:
         if node.op == "get_attr":
-            held: Any = exported.graph_module
+            holder: Any = exported.graph_module
             for part in str(node.target).split("."):
-                held = getattr(held, part)
-            found[node.name] = held
-    return found
+                holder = getattr(holder, part)
+            tensors[node.name] = holder
+    return tensors
 
 
 def _outputs(exported: ExportedProgram, checked: Any) -> tuple[str, ...]:
     from torch.export.graph_signature import OutputKind
 
-    specs = [s for s in exported.graph_signature.output_specs if s.kind is OutputKind.USER_OUTPUT]
-    names = [getattr(s.arg, "name", "") for s in specs]
+    names: list[str] = []
+    for spec in exported.graph_signature.output_specs:
+        if spec.kind is OutputKind.USER_OUTPUT:
+            names.append(getattr(spec.arg, "name", ""))  # a constant output has no name
     wanted = range(len(names)) if checked is None else checked
     return tuple(names[at] for at in wanted if names[at])
 
 
 def same_operations(one: Program, other: Program) -> bool:
     """Whether two programs are one network at different widths."""
-    mine, theirs = ([(n.op, n.name, n.target) for n in p.nodes] for p in (one, other))
-    return mine == theirs
+    if len(one.nodes) != len(other.nodes):
+        return False
+    for a, b in zip(one.nodes, other.nodes, strict=True):
+        if (a.op, a.name, a.target) != (b.op, b.name, b.target):
+            return False
+    return True

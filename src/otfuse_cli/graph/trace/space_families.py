@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from .atoms import Atom, Form, Times, head
 from .deferred import instances
 
-# where a leaf sits: axis, then (is a product, child) from the top
+# Where a leaf stands in an axis: (the parent is a product, number of the child) from the top.
 Path = tuple[tuple[bool, int], ...]
 
 
@@ -44,8 +44,8 @@ def find_families(contexts: Iterable[Sequence[Form]]) -> dict[Atom, Atom]:
             seen.add(key)
             for place in places:
                 here = _indices(place, places)
-                known = candidates.get(place.leaf)
-                both = here if known is None else [leaf for leaf in known if leaf in here]
+                before = candidates.get(place.leaf)
+                both = here if before is None else [leaf for leaf in before if leaf in here]
                 candidates[place.leaf] = both
     return _without_cycles(candidates)
 
@@ -75,12 +75,13 @@ def _indices(place: Occurrence, places: Sequence[Occurrence]) -> list[Atom]:
         beside = _beside(place, other)
         if beside is not None:
             ranked.setdefault(other.leaf, []).append((_distance(place, other, order), beside))
-    good = [
-        (uses[0][0], leaf)
-        for leaf, uses in ranked.items()
-        if len(uses) == 1 and uses[0][1] and leaf is not place.leaf
-    ]
-    return [leaf for _, leaf in sorted(good, key=lambda item: item[0])]
+    good: list[tuple[int, Atom]] = []
+    for leaf, uses in ranked.items():
+        # Twice in one value (heads against heads), it says no single unit of itself.
+        if len(uses) == 1 and uses[0][1] and leaf is not place.leaf:
+            good.append((uses[0][0], leaf))
+    good.sort(key=lambda item: item[0])
+    return [leaf for _, leaf in good]
 
 
 def _beside(place: Occurrence, other: Occurrence) -> bool | None:
@@ -95,6 +96,10 @@ def _beside(place: Occurrence, other: Occurrence) -> bool | None:
 
 
 def _distance(place: Occurrence, other: Occurrence, order: int) -> int:
+    """How near `other` stands: outer factors of the same axis, then inner ones, then other axes.
+
+    The steps between the three are larger than any number of factors or values that occurs.
+    """
     if place.axis != other.axis:
         return 10_000 + order
     outer = other.path < place.path
@@ -102,9 +107,9 @@ def _distance(place: Occurrence, other: Occurrence, order: int) -> int:
 
 
 def _gap(place: Occurrence, other: Occurrence) -> int:
-    for (_, mine), (_, its) in zip(place.path, other.path, strict=False):
-        if mine != its:
-            return abs(mine - its)
+    for (_, here), (_, there) in zip(place.path, other.path, strict=False):
+        if here != there:
+            return abs(here - there)
     return 0
 
 
@@ -112,6 +117,7 @@ def _without_cycles(candidates: dict[Atom, list[Atom]]) -> dict[Atom, Atom]:
     index: dict[Atom, Atom] = {}
     for member, choices in candidates.items():
         for choice in choices:
+            # Two spaces that always stand together could each index the other: the first one does.
             above: Atom | None = choice
             while above is not None and above is not member:
                 above = index.get(above)

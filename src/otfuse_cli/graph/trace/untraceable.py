@@ -45,21 +45,18 @@ def explain(
     """
     text = str(error)
     line = user_line(error)
-    said = f"{type(error).__name__}: {text}"
+    message = f"{type(error).__name__}: {text}"
     quoted = f"torch.export: {_quoted(error)}"
     for other in others:
         if _quoted(other) not in quoted:
             quoted += f"; and tried otherwise: {_quoted(other)}"
-    why, fix = next(
-        (
-            (f"{why} ({quoted})", fix)
-            for pattern, why, fix in CAUSES
-            if re.search(pattern, said, re.IGNORECASE)
-        ),
-        (quoted, f"check that the module runs on its example inputs; or {WRAPPER}"),
-    )
+    cause, way_out = quoted, f"check that the module runs on its example inputs; or {WRAPPER}"
+    for pattern, why, fix in CAUSES:
+        if re.search(pattern, message, re.IGNORECASE):
+            cause, way_out = f"{why} ({quoted})", fix
+            break
     return IncompatibleModels(
-        f"{type(module).__name__} can't be traced", where=line, why=why, fix=fix
+        f"{type(module).__name__} can't be traced", where=line, why=cause, fix=way_out
     )
 
 
@@ -67,6 +64,8 @@ def _quoted(error: Exception) -> str:
     return _first_line(str(error)) or type(error).__name__
 
 
+# What torch's messages say, by version and way of exporting; why that is; the way round. The first
+# that matches is taken: a data-dependent shape is often the consequence of one of those before.
 CAUSES = (
     (
         r"fake impl|FakeTensor.*kernel|meta kernel|UnsupportedOperator|no fake|"

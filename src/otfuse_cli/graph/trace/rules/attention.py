@@ -22,6 +22,7 @@ def softmax_attention(call: Call) -> object:
     if not q.ndim == k.ndim == v.ndim:
         raise ValueError("operands of different rank")
     depth = call.unify(q.labels[-1], k.labels[-1])
+    # q R R^T k^T = q k^T: any rotation of the head's inside keeps the scores.
     call.restrict(depth, "orth")
     keys = call.unify(k.labels[-2], v.labels[-2])
     call.restrict([keys, q.labels[-2]])
@@ -55,6 +56,7 @@ def _leading(call: Call, q: Value, k: Value, v: Value) -> list[Label]:
     for d in range(q.ndim - 2):
         labels = [value.labels[d] for value in (q, k, v)]
         sizes = {label.size for label in labels}
+        # The axis of heads is the one before rows and depth.
         if call.flag("enable_gqa") and d == q.ndim - 3:
             lead.append(_grouped(call, *labels))
         elif len(sizes) == 1:
@@ -87,4 +89,4 @@ def _other_output(call: Call, shape: tuple[int, ...], lead: Labels) -> Labels:
     """Log-sum-exp follows the rows; seeds and offsets belong to nobody."""
     if shape == tuple(label.size for label in lead):
         return lead
-    return [call.pinned(n, "attention state") for n in shape]
+    return call.pinned_axes(shape, "attention state")

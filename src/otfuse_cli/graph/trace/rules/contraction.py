@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from string import ascii_letters
 
 from ...model import OpKind, Role
-from ..call import Call, Label, Labels, Value
+from ..call import Call, Label, Labels, Value, any_data, data_and_weights
 from .table import rule
 
 
@@ -18,14 +18,14 @@ def contract(
     Says everything there is to say about a contraction: roles of weights, kinds of map that keep
     it, and its joint index space. A single position broadcasts.
     """
-    found: dict[str, list[tuple[int, Label]]] = {}
+    uses_of: dict[str, list[tuple[int, Label]]] = {}
     for i, (term, value) in enumerate(zip(terms, operands, strict=True)):
         for letter, label in zip(term, value.labels, strict=True):
-            found.setdefault(letter, []).append((i, label))
+            uses_of.setdefault(letter, []).append((i, label))
     labels: dict[str, Label] = {}
-    for letter, uses in found.items():
+    for letter, uses in uses_of.items():
         wide = [label for _, label in uses if label.size != 1]
-        labels[letter] = call.unify(*wide) if wide else call.unify(*(label for _, label in uses))
+        labels[letter] = call.unify(*(wide or [label for _, label in uses]))
         _judge(call, uses, labels[letter], operands, kept=letter in result)
     call.joint([labels[letter] for letter in labels])
     return labels
@@ -40,10 +40,10 @@ def _judge(
     kept: bool,
 ) -> None:
     data = {i for i, _ in uses if operands[i].data}
-    weights = [(i, own) for i, own in uses if not operands[i].data]
-    if any(value.data for value in operands):
-        for _, own in weights:
-            call.role(own, Role.PRODUCE if kept else Role.CONSUME)
+    if any_data(operands):
+        for i, label_there in uses:
+            if not operands[i].data:
+                call.role(label_there, Role.PRODUCE if kept else Role.CONSUME)
     elif not kept and len(uses) == 2:
         call.weight_product(uses[0][1], uses[1][1])
     if len(uses) > 1 and kept:
@@ -51,7 +51,7 @@ def _judge(
     elif not kept and (len(uses) != 2 or uses[0][0] == uses[1][0]):
         call.restrict(label)  # summed away, or no product of two
     elif not kept and len(data) == 2:
-        call.restrict(label, "orth")
+        call.restrict(label, "orth")  # x R R^T y: between two values a rotation cancels
     call.keep(label)
 
 
@@ -67,8 +67,7 @@ def _product(
     labels = contract(call, terms, result, operands)
     out = [labels[letter] for letter in result]
     tensors: dict[str, Value | None] = {}
-    data = [value for value in operands if value.data]
-    weights = [value for value in operands if not value.data]
+    data, weights = data_and_weights(operands)
     if bias is not None:
         _add_bias(call, bias, bias_letters, labels, data=bool(data) or bias.data)
         if data and not bias.data:
@@ -92,6 +91,7 @@ def _record(
         other = terms[operands.index(data[0])]
         contracted = [labels[letter] for letter in term if letter in other]
         produced = [labels[letter] for letter in term if letter not in other]
+        # A weight with more axes (a stack of experts, an attention over heads) is no plain matrix.
         linear = len(contracted) == 1 and len(produced) == 1
         kind = OpKind.LINEAR if linear else OpKind.OTHER
         call.op(
@@ -119,7 +119,7 @@ def _add_bias(
 def linear(call: Call) -> Labels:
     """Y = x W^T + b."""
     x, weight = call.value("input"), call.value("weight")
-    lead = ascii_letters[2 : 2 + x.ndim - 1]
+    lead = ascii_letters[2 : 2 + x.ndim - 1]  # `a` is contracted, `b` produced
     row = "b" if weight.ndim == 2 else ""
     return _product(
         call, [f"{lead}a", f"{row}a"], f"{lead}{row}", [x, weight],
@@ -136,7 +136,7 @@ def matmul(call: Call) -> Labels:
 
 def _matmul(call: Call, x: Value, y: Value, bias: Value | None = None) -> Labels:
     batch = max(x.ndim, y.ndim, 2) - 2
-    lead = ascii_letters[3 : 3 + batch]
+    lead = ascii_letters[3 : 3 + batch]  # (lead, b, a) times (lead, a, c)
     left = "a" if x.ndim == 1 else f"{lead[batch - (x.ndim - 2) :]}ba"
     right = "a" if y.ndim == 1 else f"{lead[batch - (y.ndim - 2) :]}ac"
     result = lead + ("b" if x.ndim > 1 else "") + ("c" if y.ndim > 1 else "")
@@ -190,21 +190,19 @@ def _einsum_terms(equation: str, ndims: Sequence[int]) -> tuple[list[str], str]:
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     unused = [c for c in ascii_letters if c not in equation]
-    width = max(
-        (n - len(t.replace("...", "")) for t, n in zip(terms, ndims, strict=True) if "..." in t),
-        default=0,
-    )
+    # How many axes the ellipsis of each operand stands for; shorter ones broadcast, aligned right.
+    covered = [n - len(t.replace("...", "")) for t, n in zip(terms, ndims, strict=True)]
+    width = max((n for t, n in zip(terms, covered, strict=True) if "..." in t), default=0)
     rest = "".join(unused[:width])
     spelled = []
-    for term, ndim in zip(terms, ndims, strict=True):
-        own = ndim - len(term.replace("...", ""))
-        spelled.append(term.replace("...", rest[width - own :] if own else ""))
+    for term, hidden in zip(terms, covered, strict=True):
+        spelled.append(term.replace("...", rest[width - hidden :] if hidden else ""))
     if arrow:
         return spelled, right.replace("...", rest)
+    # Without an arrow the result has every letter that occurs once, in alphabetical order.
     letters = "".join(spelled)
-    return spelled, rest + "".join(
-        sorted(c for c in set(letters) if letters.count(c) == 1 and c not in rest)
-    )
+    once = sorted(c for c in set(letters) if letters.count(c) == 1 and c not in rest)
+    return spelled, rest + "".join(once)
 
 
 @rule("_grouped_mm", "transformers::grouped_mm_fallback")

@@ -38,7 +38,7 @@ def convolution(call: Call) -> Labels:
         tensors={"weight": weight, "bias": bias},
         detail=_detail(call, transposed=transposed),
     )
-    spatial = [call.pinned(n, POSITIONS) for n in call.shape[-rank:]]
+    spatial = call.pinned_axes(call.shape[-rank:], POSITIONS)
     return [*x.labels[: -rank - 1], Label(produced.form), *spatial]
 
 
@@ -53,14 +53,15 @@ def _channels(
         call.keep(source)
         call.joint([produced, source])
         return produced, channels
+    # Channels are (group, inside), in and out; the weight has the group on its first axis only.
     group = call.fresh(groups)
     call.restrict(group)
     inner = call.fresh(first.size // groups)
     call.unify(first, Label(Times((group.form, inner.form))))
-    ours, theirs = (inner, second) if transposed else (second, inner)
+    ours, other = (inner, second) if transposed else (second, inner)
     call.unify(channels, Label(Times((group.form, ours.form))))
-    produced = Label(Times((group.form, theirs.form)))
-    call.joint([group, ours, theirs])
+    produced = Label(Times((group.form, other.form)))
+    call.joint([group, ours, other])
     return produced, channels
 
 
@@ -99,7 +100,7 @@ def col2im(call: Call) -> Labels:
     channel = call.fresh(call.shape[-3])
     kernel = call.pinned(columns.size // channel.size, KERNEL)
     call.unify(columns, Label(Times((channel.form, kernel.form))))
-    spatial = [call.pinned(n, POSITIONS) for n in call.shape[-2:]]
+    spatial = call.pinned_axes(call.shape[-2:], POSITIONS)
     return [*value.labels[:-2], Label(channel.form, columns.origins), *spatial]
 
 

@@ -20,10 +20,10 @@ CONSTANT = (
 @rule(*UNIFORM, creates=True)
 def equal_everywhere(call: Call) -> Labels:
     """Every element is equal."""
-    return [call.fresh(n) for n in call.shape]
+    return call.fresh_axes(call.shape)
 
 
 @rule(*CONSTANT)
 def constant(call: Call) -> Labels:
     """Elements differ by position, so positions stay."""
-    return [call.pinned(n, "constant") for n in call.shape]
+    return call.pinned_axes(call.shape, "constant")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...model import OpKind, Role
 from ..atoms import Plus
-from ..call import Call, Label, Labels, Value
+from ..call import Call, Label, Labels, Value, any_data, data_and_weights, longer
 from .table import rule
 
 HOMOGENEOUS = ("relu", "leaky_relu", "rrelu_with_noise")
@@ -40,8 +40,8 @@ def broadcast(call: Call, operands: list[Value]) -> list[Label]:
     out: list[Label] = []
     for back in range(ndim, 0, -1):
         present = [value.labels[-back] for value in operands if value.ndim >= back]
-        wide = [label for label in present if label.size != 1]
-        # a single position broadcasts: it's tied to nothing
+        wide = longer(present)
+        # A single position broadcasts: it's tied to nothing.
         out.append(call.unify(*wide) if wide else present[0])
     return out
 
@@ -51,7 +51,7 @@ def _shared(operands: list[Value]) -> list[Label]:
     shared: list[Label] = []
     for back in range(1, max(value.ndim for value in operands) + 1):
         present = [value.labels[-back] for value in operands if value.ndim >= back]
-        wide = [label for label in present if label.size != 1]
+        wide = longer(present)
         shared.extend(wide[:1] if len(wide) > 1 else ())
     return shared
 
@@ -102,8 +102,7 @@ def add(call: Call) -> Labels:
         call.restrict(labels)  # a number is added: only permutations keep it
         return labels
     _weight_roles(call, operands, Role.VECTOR)
-    data = [value for value in operands if value.data]
-    weights = [value for value in operands if not value.data]
+    data, weights = data_and_weights(operands)
     if len(data) == 1 and len(weights) == 1 and call.attach_bias(data[0], weights[0]):
         return labels
     if data:
@@ -121,16 +120,16 @@ def multiply(call: Call) -> Labels:
     labels = broadcast(call, operands)
     varying = [value for value in operands if not value.uniform]
     if call.get("rounding_mode") is not None:
-        call.restrict(labels)
+        call.restrict(labels)  # to round is not linear
     if len(varying) < 2:
         first = operands[0]
+        # A number over data is no linear function; data over a number is.
         if "div" in call.name and (first.uniform or not isinstance(call.get("self"), Value)):
             call.restrict(labels)
         return labels
     call.restrict(_shared(varying))
     _weight_roles(call, operands, Role.SCALE)
-    data = [value for value in operands if value.data]
-    weights = [value for value in operands if not value.data]
+    data, weights = data_and_weights(operands)
     if data:
         detail = "scale" if weights else "gate"
         tensors = {"scale": weights[0]} if weights else {}
@@ -173,6 +172,7 @@ def glu(call: Call) -> Labels:
     value, labels = call.value("self"), list(call.value("self").labels)
     axis = call.get("dim", -1) % value.ndim
     whole = labels[axis]
+    # One atom in both halves: a unit and its gate move together.
     half = call.fresh(whole.size // 2)
     call.unify(whole, Label(Plus((half.form, half.form))))
     call.restrict(half)
@@ -182,7 +182,7 @@ def glu(call: Call) -> Labels:
 
 
 def _weight_roles(call: Call, operands: list[Value], role: Role) -> None:
-    if any(value.data for value in operands):
+    if any_data(operands):
         for value in operands:
             if not value.data:
                 call.role(value.labels, role)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...model import OpKind, Role
 from ..atoms import Atom, Plus, Times
-from ..call import Call, Label, Labels, Value
+from ..call import Call, Label, Labels, Value, any_data, forms_of
 from .elementwise import broadcast
 from .table import rule
 
@@ -20,11 +20,14 @@ def slice_axis(call: Call, label: Label, sizes: Sequence[int]) -> list[Label]:
     if len(real) == 1:
         pieces = [label]
     else:
-        fresh = [call.fresh(n) for n in real]
-        call.unify(label, Label(Plus(tuple(piece.form for piece in fresh))))
+        fresh = call.fresh_axes(real)
+        call.unify(label, Label(Plus(forms_of(fresh))))
         pieces = [Label(piece.form, label.origins) for piece in fresh]
     rest = iter(pieces)
-    return [next(rest) if n else call.pinned(0, "empty") for n in sizes]
+    parts: list[Label] = []
+    for n in sizes:
+        parts.append(next(rest) if n else call.pinned(0, "empty"))
+    return parts
 
 
 def _bounds(call: Call, n: int) -> tuple[int, int, int]:
@@ -52,6 +55,7 @@ def _strided(call: Call, label: Label, start: int, end: int, step: int) -> Label
     if step == 1:
         return slice_axis(call, label, [start, max(end - start, 0), n - max(end, start)])[1]
     taken = len(range(start, end, step))
+    # Every step-th position, from the first to the last: one phase of (outer * phase).
     if n % step == 0 and taken == n // step:
         outer, phase = call.fresh(taken), call.fresh(step)
         call.unify(label, Label(Times((outer.form, phase.form))))
@@ -72,13 +76,14 @@ def select(call: Call) -> Labels:
 
 def _selected(call: Call, value: Value, axis: int, index: int) -> Labels:
     label = value.labels[axis]
-    rest = [other for d, other in enumerate(value.labels) if d != axis]
+    rest = value.without(axis)
     if isinstance(label.form, Atom) and label.form.deferred is not None:
-        own = label.form.deferred.select(label.form, index)
-        return [
-            Label(own[o.form], o.origins) if isinstance(o.form, Atom) and o.form in own else o
-            for o in rest
-        ]
+        selected = label.form.deferred.select(label.form, index)
+        labels: list[Label] = []
+        for other in rest:
+            inside = selected.get(other.form) if isinstance(other.form, Atom) else None
+            labels.append(other if inside is None else Label(inside, other.origins))
+        return labels
     slice_axis(call, label, [index, 1, label.size - index - 1])
     return rest
 
@@ -107,16 +112,16 @@ def scatter_part(call: Call) -> Labels:
     value, part = call.value("self"), call.value("src")
     axis = int(call.get("dim", 0)) % value.ndim
     label = value.labels[axis]
-    mine = [other for d, other in enumerate(value.labels) if d != axis]
-    its = list(part.labels)
+    kept = value.without(axis)
+    part_labels = list(part.labels)
     if call.name == "select_scatter":
         index = int(call["index"]) % label.size
         slice_axis(call, label, [index, 1, label.size - index - 1])
     else:
         start, end, step = _bounds(call, label.size)
         target = _strided(call, label, start, end, step)
-        call.unify(target, its.pop(axis))
-    for a, b in zip(mine, its, strict=True):
+        call.unify(target, part_labels.pop(axis))
+    for a, b in zip(kept, part_labels, strict=True):
         call.unify(a, b)
     _vector(call, [value, part])
     return value.labels
@@ -144,15 +149,17 @@ def embedding_bag(call: Call) -> object:
             call.pin(value.labels, INDEXED)
     call.role(table.labels[:1], Role.CONSUME)
     call.role(table.labels[1:], Role.PRODUCE)
-    if call.get("mode") == 2:
+    if call.get("mode") == 2:  # the maximum, of which a positive factor takes none away
         call.restrict(table.labels[1], "scale")
     bag = call.pinned(call.shape[0], INDEXED)
     made = Label(table.labels[1].form)
     call.op(OpKind.OTHER, reads=[], writes=[made], tensors={"weight": table}, detail="embedding")
-    others = [
-        [made if n == made.size and d == 1 else call.pinned(n, INDEXED) for d, n in enumerate(s)]
-        for s in call.shapes[1:]
-    ]
+    others: list[list[Label]] = []
+    for shape in call.shapes[1:]:
+        labels = call.pinned_axes(shape, INDEXED)
+        if len(shape) > 1 and shape[1] == made.size:
+            labels[1] = made
+        others.append(labels)
     if others and call.get("mode") == 2:
         call.pin(made, ORDERED)  # the indices of the maxima come out as well
     return [[bag, made], *others]
@@ -165,13 +172,14 @@ def index(call: Call) -> Labels:
     indices: list[Value | None] = list(call["indices"])
     indices += [None] * (value.ndim - len(indices))
     indexed = [d for d, at in enumerate(indices) if at is not None]
-    call.pin([value.labels[d] for d in indexed], INDEXED)
-    if len(call.shape) != value.ndim - len(indexed) + max(
-        at.ndim for at in indices if at is not None
-    ):
+    call.pin(value.pick(indexed), INDEXED)
+    present = [at for at in indices if at is not None]
+    # A mask of several axes takes them all away and puts one in their place.
+    if len(call.shape) != value.ndim - len(indexed) + max(at.ndim for at in present):
         raise ValueError("boolean masks choose a number of elements that depends on the data")
-    made = broadcast(call, [at for at in indices if at is not None])
-    rest = [label for d, label in enumerate(value.labels) if d not in indexed]
+    made = broadcast(call, present)
+    rest = value.without(*indexed)
+    # Axes of indices stand in the place of those indexed, in front where these are apart.
     adjacent = indexed == list(range(indexed[0], indexed[-1] + 1))
     at = indexed[0] if adjacent else 0
     return [*rest[:at], *made, *rest[at:]]
@@ -252,7 +260,7 @@ def ordered(call: Call) -> object:
     dims = [dims] if isinstance(dims, int) else dims
     axes = range(value.ndim) if dims is None else [d % value.ndim for d in dims]
     call.restrict(value.labels)
-    call.pin([value.labels[d] for d in axes], ORDERED)
+    call.pin(value.pick(axes), ORDERED)
     outs = [_fit(call, value, axes, shape) for shape in call.shapes]
     return outs if len(outs) > 1 else outs[0]
 
@@ -260,12 +268,13 @@ def ordered(call: Call) -> object:
 def _fit(call: Call, value: Value, axes: Sequence[int], shape: tuple[int, ...]) -> Labels:
     """Labels of an output whose ordered axes may have shrunk or gone."""
     if len(shape) == value.ndim:
-        return [
-            label if label.size == n and d not in axes else call.pinned(n, ORDERED)
-            for d, (label, n) in enumerate(zip(value.labels, shape, strict=True))
-        ]
-    kept = [label for d, label in enumerate(value.labels) if d not in axes]
-    return kept if len(kept) == len(shape) else [call.pinned(n, ORDERED) for n in shape]
+        labels: list[Label] = []
+        for d, (label, n) in enumerate(zip(value.labels, shape, strict=True)):
+            same = label.size == n and d not in axes
+            labels.append(label if same else call.pinned(n, ORDERED))
+        return labels
+    kept = value.without(*axes)
+    return kept if len(kept) == len(shape) else call.pinned_axes(shape, ORDERED)
 
 
 @rule("histc", "bincount", "bucketize", "searchsorted", "nonzero", "unique_dim", "_unique2")
@@ -273,7 +282,7 @@ def counted(call: Call) -> object:
     """What comes out is ordered by value."""
     for value in call.operands():
         call.pin(value.labels, ORDERED)
-    outs = [[call.pinned(n, ORDERED) for n in shape] for shape in call.shapes]
+    outs = [call.pinned_axes(shape, ORDERED) for shape in call.shapes]
     return outs if len(outs) > 1 else outs[0]
 
 
@@ -285,15 +294,15 @@ def triangle(call: Call) -> Labels:
     if call.name in ("tril", "triu"):
         call.pin(value.labels[-2:], ORDERED)
         return value.labels
-    call.pin(value.labels if call.name != "diagonal" else [value.labels[d] for d in pair], ORDERED)
+    call.pin(value.labels if call.name != "diagonal" else value.pick(pair), ORDERED)
     if call.name == "diagonal":
         gone = {d % value.ndim for d in pair}
-        kept = [label for d, label in enumerate(value.labels) if d not in gone]
+        kept = value.without(*gone)
         return [*kept, call.pinned(call.shape[-1], ORDERED)]
-    return [call.pinned(n, ORDERED) for n in call.shape]
+    return call.pinned_axes(call.shape, ORDERED)
 
 
 def _vector(call: Call, values: Sequence[Value]) -> None:
-    if any(value.data for value in values):
+    if any_data(values):
         for value in values:
             call.role(value.labels, Role.VECTOR)

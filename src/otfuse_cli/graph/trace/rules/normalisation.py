@@ -13,16 +13,16 @@ def _parameters(call: Call, labels: Labels, *, running: bool = False) -> dict[st
     roles = {"weight": Role.SCALE, "bias": Role.VECTOR}
     if running:
         roles |= {"running_mean": Role.VECTOR, "running_var": Role.VARIANCE}
-    found: dict[str, Value | None] = {}
+    parameters: dict[str, Value | None] = {}
     for part, role in roles.items():
         value = call.optional(part)
         if value is None:
             continue
-        for mine, its in zip(labels, value.labels, strict=True):
-            call.unify(mine, its)
+        for label, parameter in zip(labels, value.labels, strict=True):
+            call.unify(label, parameter)
         call.role(value.labels, role)
-        found[part] = value
-    return found
+        parameters[part] = value
+    return parameters
 
 
 @rule(
@@ -35,6 +35,7 @@ def running_batch_norm(call: Call) -> object:
     if call.flag("training") or call.flag("train"):
         raise ValueError("batch statistics mix the samples: put the module in eval mode")
     channel = value.labels[1]
+    # A factor of a channel is undone by its gain, mean and variance.
     call.restrict(channel, "scale")
     tensors = _parameters(call, [channel], running=True)
     call.op(OpKind.NORM, reads=[[channel]], writes=[channel], tensors=tensors, detail="batch")
@@ -48,7 +49,7 @@ def running_batch_norm(call: Call) -> object:
 
 
 def _anything(call: Call, shape: tuple[int, ...]) -> Labels:
-    return [call.pinned(n, "saved statistics") for n in shape]
+    return call.pinned_axes(shape, "saved statistics")
 
 
 @rule("instance_norm")
@@ -80,7 +81,7 @@ def layer_norm(call: Call) -> object:
     )
     if len(call.shapes) == 1:
         return value.labels
-    ones = [call.pinned(1, "reduced") for _ in range(n)]
+    ones = call.pinned_axes([1] * n, "reduced")
     return [value.labels, *([[*value.labels[:-n], *ones]] * (len(call.shapes) - 1))]
 
 

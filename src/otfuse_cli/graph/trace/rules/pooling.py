@@ -37,14 +37,13 @@ def pool(call: Call) -> object:
         for a, b in zip(lead, other.labels[:-rank], strict=True):
             call.unify(a, b)
     if "max" in call.name or "lp_" in call.name:
-        call.restrict(lead, "scale")
+        call.restrict(lead, "scale")  # positive factors pass a maximum; means are linear
     if "pool" in call.name:
         detail = "max_pool" if "max" in call.name else "avg_pool"
         call.op(OpKind.OTHER, reads=[value.labels], writes=lead, detail=detail)
-    outs = [
-        [*(Label(x.form) for x in lead), *(call.pinned(n, POSITIONS) for n in shape[-rank:])]
-        for shape in call.shapes
-    ]
+    outs: list[Labels] = []
+    for shape in call.shapes:
+        outs.append([*(Label(x.form) for x in lead), *call.pinned_axes(shape[-rank:], POSITIONS)])
     return outs if len(outs) > 1 else outs[0]
 
 
@@ -54,7 +53,7 @@ def grid_sampler(call: Call) -> Labels:
     value, grid = call.value("input"), call.value("grid")
     call.pin([*value.labels[2:], *grid.labels[1:]], POSITIONS)
     call.unify(value.labels[0], grid.labels[0])
-    return [*value.labels[:2], *(call.pinned(n, POSITIONS) for n in call.shape[2:])]
+    return [*value.labels[:2], *call.pinned_axes(call.shape[2:], POSITIONS)]
 
 
 @rule("constant_pad_nd", "pad", uniform=False)
@@ -69,16 +68,19 @@ def pad(call: Call) -> Labels:
         before, after = widths[2 * i], widths[2 * i + 1]
         if not before and not after:
             continue
-        axis = value.ndim - 1 - i
+        axis = value.ndim - 1 - i  # widths come in pairs, the last axis first
         label = labels[axis]
         if mode != "constant" or min(before, after) < 0:
             call.pin(label, POSITIONS)
             labels[axis] = call.pinned(call.shape[axis], POSITIONS)
             continue
-        # the new positions are all equal, so they may change places among themselves
-        edges = [call.fresh(n) if n else None for n in (before, after)]
-        parts = tuple(part.form for part in (edges[0], label, edges[1]) if part is not None)
-        labels[axis] = Label(Plus(parts), label.origins)
+        # The new positions are all equal, so that they may change places among themselves.
+        parts = [label.form]
+        if before:
+            parts.insert(0, call.fresh(before).form)
+        if after:
+            parts.append(call.fresh(after).form)
+        labels[axis] = Label(Plus(tuple(parts)), label.origins)
     if constant:
         call.restrict(labels)
     return labels
@@ -93,4 +95,4 @@ def edge_pad(call: Call) -> Labels:
     value = call.value("self")
     rank = len(call.get(POSITIONS, call.get("pad"))) // 2
     call.pin(value.labels[-rank:], POSITIONS)
-    return [*value.labels[:-rank], *(call.pinned(n, POSITIONS) for n in call.shape[-rank:])]
+    return [*value.labels[:-rank], *call.pinned_axes(call.shape[-rank:], POSITIONS)]

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from ...model import OpKind, Role
 from ..atoms import Atom, Plus, Times
-from ..call import Call, Label, Labels, Value
+from ..call import Call, Label, Labels, Value, forms_of
 from ..deferred import Deferred
 from .table import rule
 
+# Blocks of rows in the weights of a cell, one for each gate.
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
@@ -31,9 +32,9 @@ def recurrent(call: Call) -> object:
         hidden, out = _cell(call, read, cell, biased=biased)
         cells.append((hidden, out))
         if both and len(cells) % 2:
-            continue
+            continue  # the next layer reads both directions, side by side
         tops = [label for _, label in cells[-2:]] if both else [out]
-        read = Label(Plus(tuple(t.form for t in tops))) if both else out
+        read = Label(Plus(forms_of(tops))) if both else out
     _initial(call, x, cells)
     tensors = {value.sources[0].rpartition(".")[2]: value for value in parameters if value.plain}
     call.op(OpKind.OTHER, reads=[[x.labels[-1]]], writes=[read], tensors=tensors, detail=call.name)
@@ -51,6 +52,7 @@ def _cell(call: Call, read: Label, cell: Sequence[Value], *, biased: bool) -> tu
     call.restrict(read)
     matrices = [w_ih, w_hh]
     biases = list(cell[2:4]) if biased else []
+    # w_ih, w_hh, two biases where there are any, and the projection of an LSTM's output.
     projection = cell[-1] if len(cell) in (3, 5) else None
     shown = projection.labels[0] if projection is not None else hidden
     call.unify(w_hh.labels[1], shown)
@@ -73,8 +75,8 @@ def _cell(call: Call, read: Label, cell: Sequence[Value], *, biased: bool) -> tu
 
 def _initial(call: Call, x: Value, cells: Sequence[tuple[Label, Label]]) -> None:
     """States given from outside share the axes of all layers, unless they are uniform."""
-    given = call.get("hx")
-    states: list[Value] = [given] if isinstance(given, Value) else list(given)
+    initial = call.get("hx")
+    states: list[Value] = [initial] if isinstance(initial, Value) else list(initial)
     for which, state in enumerate(states):
         if state.uniform:
             continue
@@ -96,6 +98,6 @@ def _outputs(
         states = [hidden if which else shown for hidden, shown in cells]
         # every layer has a state of its own: `h_n[-1]` takes one and ties nothing
         layer, unit = Atom(len(cells), "layers"), Atom(states[0].size)
-        Deferred(Plus(tuple(state.form for state in states)), (layer, unit))
+        Deferred(Plus(forms_of(states)), (layer, unit))
         outs.append([Label(layer), *middle, Label(unit)])
     return outs

@@ -16,10 +16,13 @@ def reduce_axes(call: Call, value: Value, dims: Any, *, keep: bool) -> list[Labe
     if dims is None or (not isinstance(dims, int) and len(dims) == 0):
         dims = range(value.ndim)
     gone = {d % value.ndim for d in ([dims] if isinstance(dims, int) else dims)}
-    call.restrict([value.labels[d] for d in gone])
+    call.restrict(value.pick(gone))
     if keep:
-        return [call.fresh(1) if d in gone else label for d, label in enumerate(value.labels)]
-    return [label for d, label in enumerate(value.labels) if d not in gone]
+        labels = list(value.labels)
+        for d in gone:
+            labels[d] = call.fresh(1)
+        return labels
+    return value.without(*gone)
 
 
 @rule("sum", "mean", "nansum", "nanmean", uniform=True)

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from ..atoms import Atom, Form, Plus, Times
-from ..call import Call, Label, Labels, Value
+from ..call import Call, Label, Labels, Value, forms_of
 from ..deferred import Deferred
 from .table import rule
 
-# a reshape into more blocks than this is never a split into unrelated parts
+# A reshape into more blocks than this is never a split into unrelated parts: q, k and v are three,
+# the gates of an LSTM four, and twice as many leave room for blocks of both in one layer.
 MOST_PARTS = 8
 
 
@@ -24,11 +25,11 @@ def reshape(call: Call) -> Labels:
     value = _self(call)
     if 0 in call.shape:
         call.pin(value.labels, "empty")
-        return [call.pinned(n, "empty") for n in call.shape]
+        return call.pinned_axes(call.shape, "empty")
     out: list[Label] = []
     for old, sizes in _groups(value.labels, call.shape):
         if not old:
-            out.extend(call.fresh(n) for n in sizes)
+            out.extend(call.fresh_axes(sizes))
         elif tuple(label.size for label in old) == sizes:
             out.extend(old)
         else:
@@ -48,6 +49,7 @@ def _groups(labels: Labels, shape: Sequence[int]) -> Iterator[tuple[list[Label],
         if j < len(shape):
             new.append(shape[j])
             j += 1
+        # Take from the side whose product is smaller, until both are equal.
         while (m := prod(label.size for label in old)) != (n := prod(new)):
             if (m < n and i < len(labels)) or j == len(shape):
                 old.append(labels[i])
@@ -61,7 +63,7 @@ def _groups(labels: Labels, shape: Sequence[int]) -> Iterator[tuple[list[Label],
 def _regroup(old: Sequence[Label], sizes: tuple[int, ...]) -> list[Label]:
     if not sizes:
         return []
-    whole: Form = Times(tuple(label.form for label in old)) if len(old) > 1 else old[0].form
+    whole: Form = Times(forms_of(old)) if len(old) > 1 else old[0].form
     origins = frozenset().union(*(label.origins for label in old))
     if len(sizes) == 1:
         return [Label(whole, origins)]
@@ -81,7 +83,7 @@ def squeeze(call: Call) -> Labels:
         dims = range(value.ndim)
     dims = [dims] if isinstance(dims, int) else list(dims)
     gone = {d % value.ndim for d in dims if value.shape[d] == 1} if value.ndim else set()
-    return [label for d, label in enumerate(value.labels) if d not in gone]
+    return value.without(*gone)
 
 
 @rule("unsqueeze", moves=True)
@@ -120,7 +122,8 @@ def _moved(labels: list[Label], source: int | Sequence[int], target: int | Seque
     source = [source] if isinstance(source, int) else source
     target = [target] if isinstance(target, int) else target
     placed = {t % n: labels[s % n] for s, t in zip(source, target, strict=True)}
-    rest = iter(label for d, label in enumerate(labels) if d not in {s % n for s in source})
+    moved = {s % n for s in source}
+    rest = iter([label for d, label in enumerate(labels) if d not in moved])
     return [placed[d] if d in placed else next(rest) for d in range(n)]
 
 
@@ -129,7 +132,7 @@ def broadcast_axes(call: Call) -> Labels:
     """A broadcast axis: all its positions are equal, so it belongs to nobody."""
     value = _self(call)
     lead = len(call.shape) - value.ndim
-    out = [call.fresh(n) for n in call.shape[:lead]]
+    out = call.fresh_axes(call.shape[:lead])
     for label, n in zip(value.labels, call.shape[lead:], strict=True):
         out.append(label if label.size == n else call.fresh(n))
     return out
@@ -140,7 +143,7 @@ def repeat(call: Call) -> Labels:
     """Copies one after the other: copy * old."""
     value = _self(call)
     lead = len(call.shape) - value.ndim
-    out = [call.fresh(n) for n in call.shape[:lead]]
+    out = call.fresh_axes(call.shape[:lead])
     for label, n in zip(value.labels, call.shape[lead:], strict=True):
         if label.size == n:
             out.append(label)
@@ -159,7 +162,7 @@ def repeat_interleave(call: Call) -> Labels:
     axis, times = call.get("dim"), call.get("repeats")
     if axis is None or not isinstance(times, int):
         call.pin(value.labels, "repeated")
-        return [call.pinned(n, "repeated") for n in call.shape]
+        return call.pinned_axes(call.shape, "repeated")
     labels = list(value.labels)
     label = labels[axis]
     labels[axis] = Label(Times((label.form, call.fresh(times).form)), label.origins)
@@ -175,7 +178,7 @@ def cat(call: Call) -> Labels:
     for d in range(values[0].ndim):
         column = [value.labels[d] for value in values]
         if d == axis:
-            forms = tuple(label.form for label in column)
+            forms = forms_of(column)
             origins = frozenset().union(*(label.origins for label in column))
             out.append(Label(Plus(forms), origins) if len(forms) > 1 else column[0])
         else:
@@ -205,7 +208,7 @@ def pixel_shuffle(call: Call) -> Labels:
     call.pin(value.labels[-2:], "positions")
     few, many = sorted((call.shape[-3], value.shape[-3]))
     block = call.pinned(many // few, "positions")
-    spatial = [call.pinned(n, "positions") for n in call.shape[-2:]]
+    spatial = call.pinned_axes(call.shape[-2:], "positions")
     channel = value.labels[-3]
     if "unshuffle" in call.name:
         made = Label(Times((channel.form, block.form)), channel.origins)

@@ -1,0 +1,184 @@
+"""Functions and modules of the user's, found by name. This imports and runs user code.
+
+`pkg.mod:name` and `file.py:name`; `torchvision:NAME`, `timm:NAME` and `hf:DIR` are known places.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import UnreadableInput, UsageError
+from .arch_value import Arch, Factory
+from .untie import output_splits
+
+
+def names_a_module(arch: Arch) -> bool:
+    """Whether `--arch` names something to build (or is it) rather than a family or a spec."""
+    return not isinstance(arch, str) or ":" in arch[len(_drive(arch)) :]
+
+
+def split_spec(spec: str) -> tuple[str, str]:
+    """Place and name of `place:name`; the colon of a drive letter is the place's."""
+    drive = _drive(spec)
+    place, _, name = spec[len(drive) :].partition(":")
+    return drive + place, name
+
+
+def _drive(spec: str) -> str:
+    """The drive letter of a Windows path, with its colon; empty for anything else."""
+    match = re.match(r"[A-Za-z]:(?=[\\/]|[^:]*\.py:)", spec)
+    return match[0] if match else ""
+
+
+def find_callable(spec: str, *, option: str = "--arch") -> Factory:
+    """What `pkg.mod:name`, `file.py:name` or a known package names, as a function to call.
+
+    Raises:
+        UnreadableInput: No such file or module, or one that can't be imported.
+        UsageError: It defines no such name, or an optional package is missing.
+    """
+    place, name = split_spec(spec)
+    kind = "factory" if option == "--arch" else "loader"
+    if not name:
+        raise UsageError(
+            f"no {kind} named",
+            where=f"{option} {spec}",
+            fix=f"write pkg.mod:{kind} or file.py:{kind}",
+        )
+    if kind == "factory" and (known_factory := _known(place, name)) is not None:
+        return known_factory
+    holder = (
+        _load_file(Path(place), option) if place.endswith(".py") else _load_module(place, option)
+    )
+    named = holder
+    for part in name.split("."):
+        if not hasattr(named, part):
+            raise UsageError(
+                f"no such {kind}",
+                where=f"{option} {spec}",
+                why=f"{place} defines no {name}",
+                fix="name a function or a class that takes no arguments",
+            )
+        named = getattr(named, part)
+    return named if callable(named) and not isinstance(named, nn.Module) else lambda: named
+
+
+def _known(place: str, name: str) -> Factory | None:
+    """A factory of a package or of a model folder; None where `place` is neither."""
+    if place == "torchvision":
+        return lambda: _package("torchvision.models", "torchvision").get_model(name, weights=None)
+    if place == "timm":
+        return lambda: _package("timm", "timm").create_model(name, pretrained=False)
+    if place == "hf":
+        return lambda: hugging_face(Path(name))
+    return None
+
+
+def _package(module: str, name: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UsageError(
+            f"{name} is not installed",
+            where=f"--arch {name}:...",
+            why=str(error),
+            fix=f"pip install {name}",
+        ) from error
+
+
+def _load_file(path: Path, option: str) -> ModuleType:
+    if not path.is_file():
+        raise UnreadableInput("no such file", where=f"{option} {path}:...", fix="check the path")
+    name = f"otfuse_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickling look their module up
+    sys.path.insert(0, str(path.parent.resolve()))  # what lies beside the file, as python has it
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise _not_importable(f"{option} {path}", error) from error
+    finally:
+        sys.path.pop(0)
+    return module
+
+
+def _load_module(name: str, option: str) -> ModuleType:
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise _not_importable(f"{option} {name}", error) from error
+    finally:
+        sys.path.pop(0)
+
+
+def _not_importable(where: str, error: Exception) -> UnreadableInput:
+    return UnreadableInput(
+        "the code can't be imported",
+        where=f"{where}:...",
+        why=f"{type(error).__name__}: {error}",
+        fix="run it with python first",
+    )
+
+
+def hugging_face(folder: Path, *, untied: bool = False) -> Any:
+    """The class that a folder's config.json names, without its weights.
+
+    Raises:
+        UsageError: It is to be untied, and its class ties it whatever the config says: what is
+            written would not be what is loaded.
+    """
+    transformers = _package("transformers", "transformers")
+    if not (folder / "config.json").is_file():
+        raise UnreadableInput(
+            "not a model folder", where=f"--arch hf:{folder}", why="it has no config.json"
+        )
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    if untied:
+        config.tie_word_embeddings = False
+    names = getattr(config, "architectures", None) or []
+    kind = getattr(transformers, names[0], None) if names else None
+    made = kind(config) if kind is not None else transformers.AutoModel.from_config(config)
+    if untied and output_splits(made):
+        raise UsageError(
+            "the output layer can't be untied",
+            where=f"--untie, {folder}",
+            why=f"{type(made).__name__} ties it, whatever tie_word_embeddings says",
+            fix="leave out --untie, and use --residual shared",
+        )
+    return made
+
+
+def saved_names(module: nn.Module) -> dict[str, str]:
+    """Names under which transformers saves the tensors of one of its modules, where it renames.
+
+    Since 5.0 some classes hold other names than their files do. Tensors that are merged or split
+    as well have no one name: then nothing is said.
+    """
+    transformers = sys.modules.get("transformers")
+    try:
+        if transformers is None or not isinstance(module, transformers.PreTrainedModel):
+            return {}
+    except Exception:  # noqa: BLE001 - it imports what it can find, which may be broken
+        return {}
+    names = list(module.state_dict())
+    numbered = {name: torch.tensor(at) for at, name in enumerate(names)}
+    try:
+        loading = importlib.import_module("transformers.core_model_loading")
+        saved = loading.revert_weight_conversion(module, numbered)
+        original = {names[int(number)]: name for name, number in saved.items()}
+    except Exception:  # noqa: BLE001 - not part of the library's public interface
+        return {}
+    return original if len(original) == len(saved) == len(names) else {}
