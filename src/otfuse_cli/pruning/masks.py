@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ..checkpoint.open import Checkpoint, require_finite
+from ..checkpoint.finite import require_finite
+from ..checkpoint.open import Checkpoint
 from ..errors import IncompatibleModels, UnreadableInput
 from ..graph.model import LayerGraph
 from ..matching.features import producers
