@@ -13,7 +13,7 @@ from ..quantised import refuse_quantised_config
 from .folder import INDEX
 from .folder_files import FolderFiles
 from .format import FileFormat
-from .refused import (
+from .refusing import (
     refuse_folder,
     refuse_magic,
     refuse_placeholder,

@@ -7,20 +7,20 @@ claims never comes here, but for the placeholders; within each way the first row
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from typing import Any
 
 from ...errors import UnreadableInput
-from ...output_names import SUFFIXES
 from ..disk import Disk
-from ..names import shown
 from ..wrappers import SAVE_STATE_DICT
-from .folder_files import FolderFiles
-from .protobuf import is_coreml, is_onnx, is_tensorflow_graph
-from .symbols import Symbol
+from .unmarked import (
+    is_coreml,
+    is_msgpack,
+    is_onnx,
+    is_tensorflow_data,
+    is_tensorflow_graph,
+    is_tensorflow_index,
+)
 
 Names = tuple[str, ...]
 
@@ -59,169 +59,6 @@ class Refusal:
         return UnreadableInput(self.what, where=where, why=why, fix=self.fix)
 
 
-def refuse_placeholder(disk: Disk, head: bytes) -> None:
-    """Refuse what stands where a file should be: nothing, or a pointer to it.
-
-    Raises:
-        UnreadableInput: It is one.
-    """
-    if not head:
-        raise _EMPTY.at(disk.label)
-    if _has_magic(_LFS_POINTER, head):
-        raise _LFS_POINTER.at(disk.label)
-
-
-def refuse_magic(disk: Disk, head: bytes) -> None:
-    """Refuse a file that its first bytes tell.
-
-    Raises:
-        UnreadableInput: They do.
-    """
-    text = head.lstrip(_SPACE)
-    for row in REFUSALS:
-        if _has_magic(row, head) or _has_text(row, text):
-            raise row.at(disk.label)
-
-
-def refuse_structure(disk: Disk, head: bytes) -> None:
-    """Refuse a file without magic bytes that its structure tells.
-
-    Raises:
-        UnreadableInput: It does.
-    """
-    for row in REFUSALS:
-        if row.looks is not None and row.looks(disk, head):
-            raise row.at(disk.label)
-
-
-def unknown_file(disk: Disk) -> UnreadableInput:
-    """The refusal of bytes that nothing tells."""
-    why = "its bytes are in no known format"
-    if disk.path.suffix == ".safetensors":
-        why = "it is no safetensors file, whatever its name says"
-    fix = "give a .safetensors file or one written by torch.save"
-    return UnreadableInput("not a checkpoint", where=disk.label, why=why, fix=fix)
-
-
-def refuse_archive(disk: Disk, records: Collection[str]) -> None:
-    """Refuse a zip archive whose records are those of another format.
-
-    Raises:
-        UnreadableInput: They are.
-    """
-    tops = {name.partition("/")[0] for name in records}
-    names = set(records)
-    if len(tops) == 1:
-        names |= {name.partition("/")[2] for name in records}
-    for row in REFUSALS:
-        if _has_any(row.members, names):
-            raise row.at(disk.label)
-    if records and all(name.endswith(".npy") for name in records):
-        raise _NUMPY.at(disk.label)
-
-
-def refuse_pickle(disk: Disk, symbols: Iterable[Symbol], root: Any) -> None:
-    """Refuse a pickle that another library wrote.
-
-    Raises:
-        UnreadableInput: One that is told by its classes, or by a key of its own.
-    """
-    if isinstance(root, dict) and _PADDLE_KEY in root:
-        raise _PADDLE.at(disk.label)
-    if (row := _pickled_by(symbols)) is not None:
-        raise row.at(disk.label)
-
-
-def foreign_dump(disk: Disk, unsafe: Collection[str]) -> UnreadableInput | None:
-    """What to say of a pickle with these dangerous names, where they tell who wrote it.
-
-    That is joblib's wrapper of arrays alone: where there is more, the danger is the news.
-    """
-    return _SKLEARN.at(disk.label) if set(unsafe) == {_JOBLIB_ARRAY} else None
-
-
-def refuse_folder(files: FolderFiles) -> UnreadableInput:
-    """The refusal of a folder in which there is nothing that is read."""
-    names = {*files.names, *(f"{folder}/" for folder in files.folders)}
-    for row in REFUSALS:
-        if _has_any(row.files, names):
-            return row.at(files.label, verb="holds")
-    inside = [name for name in files.folders if not name.startswith(".")]
-    fix = "name the folder or file that holds the weights"
-    if inside:
-        fix += f"; folders inside are {', '.join(shown(name, 80) for name in inside[:8])}"
-    return UnreadableInput(
-        "a folder without weights",
-        where=files.label,
-        why=f"it has no file that ends in {', '.join(SUFFIXES)}",
-        fix=fix,
-    )
-
-
-def _has_magic(row: Refusal, head: bytes) -> bool:
-    return any(head.startswith(magic, start) for start, magic in row.magic)
-
-
-def _has_text(row: Refusal, text: bytes) -> bool:
-    return row.text is not None and re.match(row.text, text, re.IGNORECASE) is not None
-
-
-def _has_any(alternatives: tuple[Names, ...], names: Collection[str]) -> bool:
-    """Whether the names match all patterns of one alternative."""
-    return any(all(_matches(pattern, names) for pattern in every) for every in alternatives)
-
-
-def _matches(pattern: str, names: Collection[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for name in names)
-
-
-def _pickled_by(symbols: Iterable[Symbol]) -> Refusal | None:
-    names = [f"{symbol.module}.{symbol.name}." for symbol in symbols]
-    for row in REFUSALS:
-        starts = tuple(f"{name}." for name in row.pickled)
-        if any(name.startswith(starts) for name in names):
-            return row
-    return None
-
-
-def _is_tensorflow_index(disk: Disk, head: bytes) -> bool:
-    """The index of a TensorFlow checkpoint is a table that ends in eight bytes of its own."""
-    return disk.read_bytes(max(0, disk.size - 8), 8) == b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"
-
-
-def _is_tensorflow_data(disk: Disk, head: bytes) -> bool:
-    """Raw numbers: nothing but the name tells them."""
-    return re.search(r"\.data-\d{5}-of-\d{5}$", disk.path.name) is not None
-
-
-def _is_msgpack(disk: Disk, head: bytes) -> bool:
-    """A map of MessagePack whose first key is a name, and whose first value a map or an array.
-
-    The first byte is 0x80 and the number of entries, or 0xde or 0xdf and that number; the key is
-    0xa0 and its length, or 0xd9 and that length, and text; flax marks an array as an extension.
-    """
-    if len(head) < 4 or not (0x81 <= head[0] <= 0x8F or head[0] in (0xDE, 0xDF)):
-        return False
-    at = {0xDE: 3, 0xDF: 5}.get(head[0], 1)
-    kind = head[at : at + 1]
-    if b"\xa1" <= kind <= b"\xbf":
-        size = kind[0] - 0xA0
-    elif kind == b"\xd9":
-        at += 1
-        size = int.from_bytes(head[at : at + 1], "little")
-    else:
-        return False
-    key, value = head[at + 1 : at + 1 + size], head[at + 1 + size : at + 2 + size]
-    is_map = b"\x80" <= value <= b"\x8f" or value in (b"\xde", b"\xdf")
-    is_extension = value in (b"\xc7", b"\xc8", b"\xc9")
-    return key.isascii() and key.decode("ascii").isprintable() and (is_map or is_extension)
-
-
-_SPACE = b" \t\r\n\xef\xbb\xbf"  # the last three mark UTF-8
-# paddle.save puts a table under this key beside the arrays of a state dict.
-_PADDLE_KEY = "StructuredToParameterName@@"
-_JOBLIB_ARRAY = "joblib.numpy_pickle.NumpyArrayWrapper"
-
 _UNPACK = "unpack it, and give the checkpoint inside"
 _COPY_ARRAYS = (
     "build the same network in torch, copy the arrays into it (Keras, JAX and Paddle store the "
@@ -230,30 +67,30 @@ _COPY_ARRAYS = (
 _ORIGINAL = "give the torch checkpoint that it was made from"
 _FROM_PROGRAM = "torch.save(torch.jit.load('model.pt').state_dict(), 'weights.pt')"
 
-_EMPTY = Refusal(
+EMPTY_FILE = Refusal(
     "an empty file",
     "copy or download the file again",
     what="an empty file",
     why="it has 0 bytes",
 )
-_LFS_POINTER = Refusal(
+LFS_POINTER = Refusal(
     "a Git LFS pointer",
     "run git lfs pull",
     what="a Git LFS pointer, not the weights",
     why="the repository was cloned without its large files",
     magic=((0, b"version https://git-lfs.github.com/spec"),),
 )
-_NUMPY = Refusal(
+NUMPY_ARCHIVE = Refusal(
     "an archive of NumPy arrays (.npz)",
     "torch.save({name: torch.from_numpy(array) for name, array in numpy.load('weights.npz').items()"
     "}, 'weights.pt')",
 )
-_SKLEARN = Refusal(
+SKLEARN_DUMP = Refusal(
     "a pickle or joblib dump of scikit-learn or its like; nothing was run",
     "give networks of torch: models of scikit-learn have no layers that could be matched",
     pickled=("sklearn", "joblib", "xgboost", "lightgbm", "catboost"),
 )
-_PADDLE = Refusal(
+PADDLE_STATE = Refusal(
     "a state dict of PaddlePaddle (.pdparams)",
     _COPY_ARRAYS,
     pickled=("paddle",),
@@ -261,8 +98,8 @@ _PADDLE = Refusal(
 )
 
 REFUSALS: tuple[Refusal, ...] = (
-    _EMPTY,
-    _LFS_POINTER,
+    EMPTY_FILE,
+    LFS_POINTER,
     # Programs of torch.
     Refusal(
         "a program of PyTorch Mobile (.ptl)",
@@ -290,6 +127,11 @@ REFUSALS: tuple[Refusal, ...] = (
         members=(("MAR-INF/MANIFEST.json",),),
     ),
     Refusal("a program of ExecuTorch (.pte)", _ORIGINAL, magic=((4, b"ET12"),)),
+    Refusal(
+        "the pieces of a DeepSpeed checkpoint",
+        "put them together, in that folder: python zero_to_fp32.py . weights",
+        files=(("zero_to_fp32.py",),),
+    ),
     # Quantised formats of llama.cpp and its forerunners: GGML, GGMF, GGJT and GGLA, the magic
     # numbers of which stand in little-endian order.
     Refusal(
@@ -321,19 +163,19 @@ REFUSALS: tuple[Refusal, ...] = (
         "a SavedModel or graph of TensorFlow (.pb)",
         f"{_COPY_ARRAYS}. tf.saved_model.load reads its folder",
         files=(("saved_model.pb",), ("saved_model.pbtxt",), ("*.pb",)),
-        looks=lambda disk, head: is_tensorflow_graph(disk),
+        looks=is_tensorflow_graph,
     ),
     Refusal(
         "a checkpoint of TensorFlow",
         f"{_COPY_ARRAYS}. tf.train.load_checkpoint reads its name without .index",
         text=rb"model_checkpoint_path:",
         files=(("*.index", "*.data-?????-of-?????"), ("*.ckpt.meta",)),
-        looks=_is_tensorflow_index,
+        looks=is_tensorflow_index,
     ),
     Refusal(
         "the data of a TensorFlow checkpoint",
         f"{_COPY_ARRAYS}. tf.train.load_checkpoint reads it by its name before .data",
-        looks=_is_tensorflow_data,
+        looks=is_tensorflow_data,
     ),
     Refusal(
         "a TensorFlow Lite model (.tflite)",
@@ -355,24 +197,24 @@ REFUSALS: tuple[Refusal, ...] = (
         "a JAX checkpoint of flax (MessagePack)",
         f"{_COPY_ARRAYS}. flax.serialization.msgpack_restore reads it",
         files=(("*.msgpack",),),
-        looks=_is_msgpack,
+        looks=is_msgpack,
     ),
-    _PADDLE,
+    PADDLE_STATE,
     Refusal("an array file of MXNet (.params)", _COPY_ARRAYS, magic=((0, b"\x12\x01" + bytes(6)),)),
-    _SKLEARN,
+    SKLEARN_DUMP,
     # Graphs for running.
     Refusal(
         "an ONNX graph",
         f"{_ORIGINAL}, or torch.save({{t.name: torch.from_numpy(onnx.numpy_helper.to_array(t)"
         ".copy()) for t in onnx.load('model.onnx').graph.initializer}, 'weights.pt')",
         files=(("*.onnx",),),
-        looks=lambda disk, head: is_onnx(disk),
+        looks=is_onnx,
     ),
     Refusal(
         "a Core ML model (.mlmodel, .mlpackage)",
         _ORIGINAL,
         files=(("Manifest.json", "Data/"), ("*.mlmodel",), ("*.mlpackage/",)),
-        looks=lambda disk, head: is_coreml(disk),
+        looks=is_coreml,
     ),
     Refusal(
         "a model of OpenVINO (.xml, .bin)",

@@ -11,7 +11,7 @@ from ..names import shown
 from ..wrappers import SAVE_STATE_DICT
 from .format import FileFormat
 from .rebuild import StorageRef, storage_from_id
-from .refused import foreign_dump, refuse_pickle
+from .refusing import foreign_dump, refuse_pickle
 from .safe_pickle import (
     PickleStream,
     broken_torch_file,

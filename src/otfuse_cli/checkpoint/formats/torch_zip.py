@@ -11,7 +11,7 @@ from ..names import shown
 from ..wrappers import SAVE_STATE_DICT
 from .format import FileFormat
 from .rebuild import storage_from_id
-from .refused import refuse_archive
+from .refusing import refuse_archive
 from .safe_pickle import PickleStream, broken_torch_file, load_next, refuse_unsafe
 from .torch_file import TorchFile, big_endian
 from .unpickle import Unpickler

@@ -1,10 +1,13 @@
-"""The outermost fields of a protobuf message: what tells graph formats without magic bytes.
+"""Files without magic bytes, told by their structure: protobuf, MessagePack, TensorFlow's tables.
 
-A field is a key (its number times 8, and a wire type) and a value; numbers are written in groups of
-seven bits, the lowest first (https://protobuf.dev/programming-guides/encoding).
+A field of a protobuf message is a key (its number times 8, and a wire type) and a value; numbers
+are written in groups of seven bits, the lowest first
+(https://protobuf.dev/programming-guides/encoding).
 """
 
 from __future__ import annotations
+
+import re
 
 from ..disk import Disk
 
@@ -19,7 +22,7 @@ _ONNX_GRAPH, _ONNX_OPERATORS = 7, 8
 _COREML_KINDS = range(200, 3001)
 
 
-def is_onnx(disk: Disk) -> bool:
+def is_onnx(disk: Disk, head: bytes) -> bool:
     """Whether a file is a ModelProto of ONNX: its version, a graph and the operators' versions."""
     fields = _fields(disk)
     numbers = {number for number, _ in fields}
@@ -27,7 +30,7 @@ def is_onnx(disk: Disk) -> bool:
     return needed <= set(fields) and numbers <= _ONNX
 
 
-def is_tensorflow_graph(disk: Disk) -> bool:
+def is_tensorflow_graph(disk: Disk, head: bytes) -> bool:
     """Whether a file is a SavedModel (version, graphs) or a GraphDef (nodes, versions)."""
     fields = set(_fields(disk))
     return fields == {(1, _VARINT), (2, _BYTES)} or (
@@ -37,11 +40,44 @@ def is_tensorflow_graph(disk: Disk) -> bool:
     )
 
 
-def is_coreml(disk: Disk) -> bool:
+def is_coreml(disk: Disk, head: bytes) -> bool:
     """Whether a file is a Model of Core ML: its version, a description and a kind."""
     fields = _fields(disk)
     has_kind = any(number in _COREML_KINDS for number, wire in fields if wire == _BYTES)
     return has_kind and fields[:2] == [(1, _VARINT), (2, _BYTES)]
+
+
+def is_tensorflow_index(disk: Disk, head: bytes) -> bool:
+    """The index of a TensorFlow checkpoint is a table that ends in eight bytes of its own."""
+    return disk.read_bytes(max(0, disk.size - 8), 8) == b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"
+
+
+def is_tensorflow_data(disk: Disk, head: bytes) -> bool:
+    """Raw numbers: nothing but the name tells them."""
+    return re.search(r"\.data-\d{5}-of-\d{5}$", disk.path.name) is not None
+
+
+def is_msgpack(disk: Disk, head: bytes) -> bool:
+    """A map of MessagePack whose first key is a name, and whose first value a map or an array.
+
+    The first byte is 0x80 and the number of entries, or 0xde or 0xdf and that number; the key is
+    0xa0 and its length, or 0xd9 and that length, and text; flax marks an array as an extension.
+    """
+    if len(head) < 4 or not (0x81 <= head[0] <= 0x8F or head[0] in (0xDE, 0xDF)):
+        return False
+    at = {0xDE: 3, 0xDF: 5}.get(head[0], 1)
+    kind = head[at : at + 1]
+    if b"\xa1" <= kind <= b"\xbf":
+        size = kind[0] - 0xA0
+    elif kind == b"\xd9":
+        at += 1
+        size = int.from_bytes(head[at : at + 1], "little")
+    else:
+        return False
+    key, value = head[at + 1 : at + 1 + size], head[at + 1 + size : at + 2 + size]
+    is_map = b"\x80" <= value <= b"\x8f" or value in (b"\xde", b"\xdf")
+    is_extension = value in (b"\xc7", b"\xc8", b"\xc9")
+    return key.isascii() and key.decode("ascii").isprintable() and (is_map or is_extension)
 
 
 def _fields(disk: Disk) -> list[tuple[int, int]]:
