@@ -197,7 +197,7 @@ def _assemble(
 ) -> Checkpoint:
     """Find the state dict, check its names and entries, find ties, strip the prefix."""
     path, table, used = find_state_dict(contents.root, key=key, label=label, kinds=KINDS, bare=bare)
-    found: dict[str, Entry] = {}
+    stored: dict[str, Entry] = {}
     for name, value in table.items():
         if isinstance(name, str):
             leaf = plain_leaf(value) if isinstance(value, torch.Tensor) else value
@@ -205,13 +205,13 @@ def _assemble(
             entry = contents.locate(name, leaf)
             if isinstance(entry, Entry):
                 _refuse_bytes(label, name, entry)
-                found[name] = entry
-    names = clean_names(list(found), lightning="state_dict" in path)
-    beside = {} if names.counter is None else {names.counter: found.pop(names.counter)}
+                stored[name] = entry
+    names = clean_names(list(stored), lightning="state_dict" in path)
+    beside = {} if names.counter is None else {names.counter: stored.pop(names.counter)}
     entries: dict[str, Entry] = {}
     first: dict[Any, str] = {}
     aliases: dict[str, list[str]] = {}
-    for full, entry in found.items():
+    for full, entry in stored.items():
         name = names.clean[full]
         owner = first.setdefault(_identity(name, entry), name)
         if owner == name:
@@ -222,7 +222,7 @@ def _assemble(
         format=contents.form,
         wrapper=path,
         prefix=names.prefix,
-        keys=tuple(names.clean[full] for full in found),
+        keys=tuple(names.clean[full] for full in stored),
         spelled={c: full for full, c in names.clean.items() if full != names.prefix + c},
         beside={name: contents.read(entry) for name, entry in beside.items()},
         versions=versions_of(_metadata(table)),

@@ -74,12 +74,12 @@ class _Reader:
 
     def _places(self, table: Any) -> dict[tuple[str, tuple[int, ...] | None], Foreign]:
         """Where the box of a tensor that begins at some offset is stored."""
-        found = {}
+        places = {}
         for key, info in _items(table):
             index = _state(key.args[0] if isinstance(key, Foreign) and key.args else key)
             offset = index.get("offset")
-            found[index["fqn"], None if offset is None else _shape(offset)] = info
-        return found
+            places[index["fqn"], None if offset is None else _shape(offset)] = info
+        return places
 
     def _leaf(self, name: str, record: Any, places: Mapping[Any, Any]) -> Any:
         if not isinstance(record, Foreign) or record.cls is None:

@@ -14,7 +14,7 @@ from ..volume import Window
 from .rebuild import TensorRef
 from .torch_zip import read_zip
 
-_MOST_PIECES = 1 << 13
+_MOST_PIECES = 1 << 13  # more than ranks write of a tensor; pairs of them are compared
 
 
 @dataclass(frozen=True)
