@@ -13,6 +13,7 @@ import os
 import resource
 import shutil
 import warnings
+import zipfile
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -152,6 +153,15 @@ def cut(build: Callable[[Path], Lines], share: float) -> Callable[[Path], Lines]
         return lines
 
     return shorter
+
+
+def keras(folder: Path) -> Lines:
+    """An anchor as Keras saves it."""
+    torch.save(A, folder / "a.pt")
+    with zipfile.ZipFile(folder / "b.keras", "w") as archive:
+        for name in ("metadata.json", "config.json", "model.weights.h5"):
+            archive.writestr(name, b"{}")
+    return [folder / "a.pt", folder / "b.keras"]
 
 
 def prefixed(tensors: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -764,6 +774,12 @@ CONTAINERS = [
         build=raw(b"\x89HDF\r\n\x1a\n" + bytes(100), "b.h5"),
         code=3,
         words=("HDF5",),
+    ),
+    Case(
+        *("`.keras`", "unknown", "another format", "exit 3, names it and what reads it"),
+        build=keras,
+        code=3,
+        words=("a Keras archive", "keras.saving.load_model"),
     ),
     Case(
         *("`.pt`", "float32", "an optimizer only", "exit 3, says what it holds"),

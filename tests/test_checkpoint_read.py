@@ -14,8 +14,9 @@ import safetensors.torch
 import torch
 
 from otfuse_cli.checkpoint.disk import Disk
+from otfuse_cli.checkpoint.finite import require_finite
 from otfuse_cli.checkpoint.names import TensorInfo
-from otfuse_cli.checkpoint.open import Checkpoint, open_checkpoint, require_finite
+from otfuse_cli.checkpoint.open import Checkpoint, open_checkpoint
 from otfuse_cli.errors import ExitCode, UnreadableInput
 
 DTYPES = [

@@ -20,7 +20,7 @@ _AVERAGED = re.compile(
     re.IGNORECASE,
 )
 _NO_MODEL = re.compile(r"optim|sched|scaler", re.IGNORECASE)
-_MAX_DEPTH = 8
+_MAX_DEPTH = 8  # wrappers in wrappers; a file may even contain itself
 
 Shape = tuple[int, ...]
 Named = dict[str, Shape]
@@ -119,23 +119,23 @@ def _rivals(table: Mapping[Any, Any], chosen: str, kinds: Kinds) -> list[str]:
     """Other entries that hold the same model, or may."""
     wanted = _shapes(table[chosen], kinds)
     tails = _tails(wanted)
-    found = []
+    rivals = []
     for name, value in table.items():
         if not isinstance(name, str) or name == chosen or _NO_MODEL.search(name):
             continue
         if kinds.module_class(value) is not None:
-            found.append(name)
+            rivals.append(name)
             continue
         if not isinstance(value, Mapping | list | tuple):
             continue
-        held = _shapes(value, kinds)
+        shapes = _shapes(value, kinds)
         if isinstance(value, Mapping) and "param_groups" in value:
             continue
-        if isinstance(value, Mapping) and _same_names(held, wanted, tails):
-            found.append(".".join([name, *_deepest(value, wanted, tails, kinds)]))
-        elif _AVERAGED.search(name) and _same_shapes(held, wanted):
-            found.append(name)
-    return found
+        if isinstance(value, Mapping) and _same_names(shapes, wanted, tails):
+            rivals.append(".".join([name, *_deepest(value, wanted, tails, kinds)]))
+        elif _AVERAGED.search(name) and _same_shapes(shapes, wanted):
+            rivals.append(name)
+    return rivals
 
 
 def _deepest(
@@ -166,11 +166,12 @@ def _shapes(value: Any, kinds: Kinds) -> Named:
 
 def _tails(named: Named) -> set[tuple[str, Shape]]:
     """Every name with its shape, and what is left of it without prefixes."""
-    found = set()
+    tails = set()
     for name, shape in named.items():
         parts = name.split(".")
-        found |= {(".".join(parts[at:]), shape) for at in range(len(parts))}
-    return found
+        for at in range(len(parts)):
+            tails.add((".".join(parts[at:]), shape))
+    return tails
 
 
 def _same_names(held: Named, wanted: Named, tails: set[tuple[str, Shape]]) -> bool:

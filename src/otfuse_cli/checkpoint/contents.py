@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,14 +12,31 @@ import torch
 from .choices import Kinds
 from .disk import Disk, Extent
 from .formats.rebuild import TensorRef, Unsupported
-from .formats.recognise import FileFormat, recognise
-from .formats.safetensors_file import read_header
-from .formats.sharded_tensor import Mosaic
 from .formats.symbols import Foreign
-from .formats.torch_file import TorchFile, read_legacy, read_zip
 from .names import shown
 
-Entry = Extent | Mosaic | torch.Tensor
+
+class LazyTensor(ABC):
+    """A tensor that is no block of one file: its format puts it together when it is read.
+
+    Attributes:
+        dtype: Of the tensor.
+        shape: Of the tensor.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @abstractmethod
+    def read(self) -> torch.Tensor:
+        """The tensor: on the CPU, contiguous, in memory of its own.
+
+        Raises:
+            UnreadableInput: It can't be put together.
+        """
+
+
+Entry = Extent | LazyTensor | torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -27,15 +45,17 @@ class Contents:
 
     Attributes:
         root: The value.
-        form: `safetensors`, `pt`, `pt-legacy`, `safetensors-folder`, `pt-folder`, `dcp`, `memory`.
+        form: The name of its format (`safetensors`, `pt`, `pt-legacy`, `dcp`; of a folder of such
+            files with `-folder` behind it), or `memory`.
         disk: What its blocks are read from; None in memory.
-        files: The torch file that its `TensorRef`s belong to.
+        place: From the name of a tensor and what a pickle says of it to where it lies; None where
+            the format has no pickles.
     """
 
     root: Any
     form: str
     disk: Disk | None = None
-    file: TorchFile | None = field(default=None, repr=False)
+    place: Callable[[str, TensorRef], Extent] | None = field(default=None, repr=False)
 
     def locate(self, name: str, leaf: Any) -> Any:
         """A leaf with its place in the file; anything else as it is.
@@ -44,8 +64,8 @@ class Contents:
             UnreadableInput: It lies outside its storage, or the storage is not in the file.
         """
         if isinstance(leaf, TensorRef):
-            assert self.file is not None, "references come from torch files"
-            return self.file.block(name, leaf)
+            assert self.place is not None, "references come from torch files"
+            return self.place(name, leaf)
         return leaf
 
     def read(self, entry: Entry) -> torch.Tensor:
@@ -53,7 +73,7 @@ class Contents:
         if isinstance(entry, torch.Tensor):
             fresh = entry.detach().resolve_conj().resolve_neg().to("cpu")
             return fresh.clone(memory_format=torch.contiguous_format)
-        if isinstance(entry, Mosaic):
+        if isinstance(entry, LazyTensor):
             return entry.read()
         assert self.disk is not None, "blocks come from files"
         return self.disk.read_block(entry)
@@ -61,7 +81,7 @@ class Contents:
 
 def is_leaf(value: Any) -> bool:
     """Whether a value describes a tensor."""
-    return isinstance(value, TensorRef | Unsupported | Extent | Mosaic | torch.Tensor)
+    return isinstance(value, TensorRef | Unsupported | Extent | LazyTensor | torch.Tensor)
 
 
 def module_class(value: Any) -> str | None:
@@ -70,8 +90,9 @@ def module_class(value: Any) -> str | None:
     A loss or an activation has none.
     """
     if isinstance(value, torch.nn.Module):
-        held = any(isinstance(t, torch.Tensor) for t in value.state_dict().values())
-        return shown(f"{type(value).__module__}.{type(value).__qualname__}") if held else None
+        if not any(isinstance(t, torch.Tensor) for t in value.state_dict().values()):
+            return None
+        return shown(f"{type(value).__module__}.{type(value).__qualname__}")
     if not isinstance(value, Foreign) or not value.is_module:
         return None
     seen: set[int] = set()
@@ -91,32 +112,6 @@ def module_class(value: Any) -> str | None:
 
 
 KINDS = Kinds(is_leaf, module_class)
-
-
-def file_contents(disk: Disk) -> Contents:
-    """What a single file holds.
-
-    Raises:
-        UnreadableInput: Broken, unsafe, or in no known format.
-    """
-    kind = recognise(disk)
-    if kind is FileFormat.SAFETENSORS:
-        return Contents(read_header(disk), "safetensors", disk)
-    file = read_zip(disk) if kind is FileFormat.ZIP else read_legacy(disk)
-    return Contents(file.root, "pt-legacy" if file.legacy else "pt", disk, file)
-
-
-def disk_contents(disk: Disk) -> Contents:
-    """`file_contents`; the disk is closed where there are none.
-
-    Raises:
-        UnreadableInput: See there.
-    """
-    try:
-        return file_contents(disk)
-    except BaseException:
-        disk.close()
-        raise
 
 
 def plain_leaf(tensor: torch.Tensor) -> torch.Tensor | Unsupported:

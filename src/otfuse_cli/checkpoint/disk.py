@@ -18,11 +18,11 @@ import torch
 from ..errors import UnreadableInput
 from .digest import Trail
 
-_HASH_CHUNK = 1 << 22
+_HASH_CHUNK = 1 << 22  # bytes: large enough that reading, not Python, takes the time
 _HASH_GAP = 1 << 20  # between tensors: headers of archives, padding
 _READ_CHUNK = 1 << 30  # Linux returns at most 2 GiB - 4 KiB per call
-_MAX_AXES = 64
-_EXPANDED_LIMIT = 1 << 30
+_MAX_AXES = 64  # torch has no more
+_EXPANDED_LIMIT = 1 << 30  # bytes that even a tiny file may ask for
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 

@@ -21,7 +21,7 @@ from .formats.unpickle import Bag, Table
 from .names import shown
 
 _PLAIN = (str, int, float, bytes, bool, complex, type(None), torch.dtype, torch.Size)
-_MOST_LEVELS = 64
+_MOST_LEVELS = 64  # of nesting: deeper than any config, and far from Python's own limit
 
 
 @dataclass(frozen=True)
@@ -82,16 +82,16 @@ class _Carrier:
 
     def entries(self, table: Mapping[Any, Any], path: list[str], skip: Any) -> dict[Any, Any]:
         """The entries of a table that can be carried; the others are noted."""
-        found = {}
+        carried = {}
         for key, value in table.items():
             if skip(key, value):
                 continue
             name = ".".join([*path, shown(key, 80) if isinstance(key, str) else "(an entry)"])
             try:
-                found[self._key(key)] = self._value(value, 0)
+                carried[self._key(key)] = self._value(value, 0)
             except _NotPlainError as error:
                 self.left_out.append(f"{name} ({error})")
-        return found
+        return carried
 
     def _value(self, value: Any, depth: int = 0) -> Any:
         if depth > _MOST_LEVELS:
@@ -101,7 +101,7 @@ class _Carrier:
         if is_leaf(value):
             return self._tensor(value)
         if isinstance(value, Symbol):
-            return _known(dtype_of(value), f"names {value}")
+            return _require(dtype_of(value), f"names {value}")
         if isinstance(value, Foreign):
             return self._foreign(value)
         if isinstance(value, Mapping):
@@ -114,7 +114,7 @@ class _Carrier:
 
     def _mapping(self, value: Mapping[Any, Any], depth: int) -> dict[Any, Any]:
         if isinstance(value, Table):
-            _known(value.cls is None, f"a {value.cls}")
+            _require(value.cls is None, f"a {value.cls}")
         elif type(value) not in (dict, OrderedDict):
             raise _NotPlainError(f"a {shown(type(value).__name__)}")
         return {self._key(k): self._value(v, depth + 1) for k, v in value.items()}
@@ -148,7 +148,7 @@ class _Carrier:
         raise _NotPlainError(f"a {value.cls}" if value.cls else "an object")
 
 
-def _known(value: Any, otherwise: str) -> Any:
+def _require(value: Any, otherwise: str) -> Any:
     if not value:
         raise _NotPlainError(otherwise)
     return value

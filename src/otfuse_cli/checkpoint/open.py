@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
@@ -12,18 +12,15 @@ import torch
 
 from ..errors import UnreadableInput
 from ..report.records import FileRecord
-from .contents import KINDS, Contents, Entry, disk_contents, plain_leaf
+from .contents import KINDS, Contents, Entry, LazyTensor, plain_leaf
 from .disk import Disk, Extent
 from .extras import Extras, extras_of
-from .formats.folder import folder_contents, is_folder
 from .formats.rebuild import Unsupported
-from .formats.sharded_tensor import Mosaic
+from .formats.recognise import disk_contents, folder_contents, is_folder
 from .formats.unpickle import Table
 from .names import TensorInfo, clean_names, quantised_key, shown
 from .quantised import quantised, refuse_codes
 from .wrappers import Container, find_state_dict, versions_of
-
-_FINITE_CHUNK = 1 << 20
 
 
 class Checkpoint:
@@ -155,8 +152,8 @@ def open_checkpoint(
     """Open a checkpoint file or folder, or wrap a state dict in memory.
 
     Args:
-        source: A file, recognised by its content, a folder (Hugging Face's, sharded or not, or one
-            of torch.distributed.checkpoint), or a mapping of names to tensors.
+        source: A file or folder in one of the formats of `formats.registry`, recognised by its
+            content, or a mapping of names to tensors.
         key: The (dotted) entry that holds the state dict, where there are several.
         label: What messages call it; by default the path as given.
         bare: The key is meant for several files: one without a choice doesn't need it.
@@ -195,58 +192,12 @@ def opened(
         raise
 
 
-def require_finite(checkpoint: Checkpoint, name: str, tensor: torch.Tensor) -> None:
-    """Refuse a tensor with NaN or infinity; a tensor that passed once is not looked at again.
-
-    Raises:
-        UnreadableInput: It has some; names the file, the tensor and how many.
-    """
-    if name in checkpoint.finite or not (tensor.is_floating_point() or tensor.is_complex()):
-        return
-    bad = sum(
-        int(piece.numel() - torch.isfinite(piece).sum())
-        for piece in _pieces(tensor)
-        if not _bounded(piece)
-    )
-    if bad:
-        raise UnreadableInput(
-            "a tensor holds NaN or infinity",
-            where=f"{checkpoint.label}, tensor {name}",
-            why=f"{bad} of its {tensor.numel() * (1 + tensor.is_complex())} values are not finite",
-            fix="use a checkpoint from before training diverged",
-        )
-    checkpoint.finite.add(name)
-
-
-def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether a tensor holds neither NaN nor infinity; integers never do."""
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        return True
-    return all(map(_bounded, _pieces(tensor)))
-
-
-def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """A floating tensor in flat pieces: checks make temporaries."""
-    flat = tensor.detach().reshape(-1)
-    if flat.is_complex():
-        flat = torch.view_as_real(flat.resolve_conj()).reshape(-1)
-    for start in range(0, flat.numel(), _FINITE_CHUNK):
-        piece = flat[start : start + _FINITE_CHUNK]
-        # 8-bit floats have no kernels for this.
-        yield piece.float() if piece.dtype.itemsize == 1 else piece
-
-
-def _bounded(piece: torch.Tensor) -> bool:
-    low, high = torch.aminmax(piece)
-    return bool(torch.isfinite(low) and torch.isfinite(high))
-
-
 def _assemble(
     contents: Contents, label: str, key: str | tuple[str, ...] | None, bare: bool
 ) -> Checkpoint:
     """Find the state dict, check its names and entries, find ties, strip the prefix."""
     path, table, used = find_state_dict(contents.root, key=key, label=label, kinds=KINDS, bare=bare)
-    found: dict[str, Entry] = {}
+    stored: dict[str, Entry] = {}
     for name, value in table.items():
         if isinstance(name, str):
             leaf = plain_leaf(value) if isinstance(value, torch.Tensor) else value
@@ -254,13 +205,13 @@ def _assemble(
             entry = contents.locate(name, leaf)
             if isinstance(entry, Entry):
                 _refuse_bytes(label, name, entry)
-                found[name] = entry
-    names = clean_names(list(found), lightning="state_dict" in path)
-    beside = {} if names.counter is None else {names.counter: found.pop(names.counter)}
+                stored[name] = entry
+    names = clean_names(list(stored), lightning="state_dict" in path)
+    beside = {} if names.counter is None else {names.counter: stored.pop(names.counter)}
     entries: dict[str, Entry] = {}
     first: dict[Any, str] = {}
     aliases: dict[str, list[str]] = {}
-    for full, entry in found.items():
+    for full, entry in stored.items():
         name = names.clean[full]
         owner = first.setdefault(_identity(name, entry), name)
         if owner == name:
@@ -271,7 +222,7 @@ def _assemble(
         format=contents.form,
         wrapper=path,
         prefix=names.prefix,
-        keys=tuple(names.clean[full] for full in found),
+        keys=tuple(names.clean[full] for full in stored),
         spelled={c: full for full, c in names.clean.items() if full != names.prefix + c},
         beside={name: contents.read(entry) for name, entry in beside.items()},
         versions=versions_of(_metadata(table)),
@@ -328,7 +279,7 @@ def _refuse_bytes(label: str, name: str, entry: Entry) -> None:
 
 def _identity(name: str, entry: Entry) -> Any:
     """Equal for tied tensors only; an empty tensor shares nothing."""
-    if isinstance(entry, Mosaic):
+    if isinstance(entry, LazyTensor):
         return name
     if isinstance(entry, Extent):
         return entry if entry.numel else name

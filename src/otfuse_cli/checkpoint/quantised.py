@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil, prod
+from typing import Any
 
 import torch
 
@@ -71,12 +72,28 @@ def refuse_codes(infos: Mapping[str, TensorInfo], read_rows: ReadRows, label: st
                 )
 
 
-def quantised(where: str) -> UnreadableInput:
+def refuse_quantised_config(config: Mapping[str, Any] | None, label: str) -> None:
+    """Refuse a folder whose config.json says that its weights are codes.
+
+    Raises:
+        UnreadableInput: It does.
+    """
+    scheme = (config or {}).get("quantization_config")
+    if scheme:
+        method = scheme.get("quant_method") if isinstance(scheme, dict) else None
+        why = "quantization_config says that its weights are codes"
+        why += f" ({shown(method, 40)})" if isinstance(method, str) else ""
+        raise quantised(f"{label}/config.json", why)
+
+
+def quantised(
+    where: str, why: str = "its weights are codes that mean nothing without their scales"
+) -> UnreadableInput:
     """The refusal."""
     return UnreadableInput(
         "a quantised checkpoint",
         where=where,
-        why="its weights are codes that mean nothing without their scales",
+        why=why,
         fix="use the checkpoint it was quantised from, or dequantise it first",
     )
 

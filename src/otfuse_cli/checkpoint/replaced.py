@@ -6,24 +6,19 @@ from collections.abc import Mapping
 
 import torch
 
+from .derived import DerivedCheckpoint
 from .open import Checkpoint
 
 
-class Replaced(Checkpoint):
+class Replaced(DerivedCheckpoint):
     """The checkpoint `whole` with other values.
 
-    Hashes, reports and stores like it: `infos` tells how a tensor is stored, `read` gives it in the
+    It is stored like the whole: `infos` tells how a tensor is stored, `read` gives it in the
     dtype that it was computed in.
     """
 
     def __init__(self, whole: Checkpoint, tensors: Mapping[str, torch.Tensor]) -> None:
-        super().__init__(
-            contents=whole.contents,
-            label=whole.label,
-            container=whole.container,
-            entries={n: whole.entries[n] for n in whole.infos},
-            aliases=whole.aliases,
-        )
+        super().__init__(whole)
         self._tensors = tensors
 
     def read(self, name: str) -> torch.Tensor:

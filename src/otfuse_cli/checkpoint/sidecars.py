@@ -19,7 +19,7 @@ _FILES = (
     *("preprocessor_config.json", "processor_config.json", "image_processor*.json"),
     *("video_preprocessor_config.json", "chat_template.*", "LICENSE*", "NOTICE*"),
 )
-_COPY_CHUNK = 1 << 22
+_COPY_CHUNK = 1 << 22  # bytes: a tokenizer may have tens of MB
 
 
 def is_sidecar(name: str) -> bool:

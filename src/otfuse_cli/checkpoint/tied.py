@@ -7,42 +7,40 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from .contents import Entry
+from .derived import DerivedCheckpoint
 from .open import Checkpoint
 
 _AT_ONCE = 1 << 22  # numbers compared at a time
 
 
-class Tied(Checkpoint):
+class Tied(DerivedCheckpoint):
     """The checkpoint `whole`, with one tensor for each class of names.
 
     The first name of a class that the file has is where the tensor stands, and the first of all is
-    what it is called: checkpoints that keep it under different names then agree. Reads, hashes and
-    reports like the checkpoint.
+    what it is called: checkpoints that keep it under different names then agree.
     """
 
     def __init__(self, whole: Checkpoint, classes: Iterable[Sequence[str]]) -> None:
         called: dict[str, str] = {}
-        ties = {n: list(o) for n, o in whole.aliases.items()}
+        ties = {name: list(others) for name, others in whole.aliases.items()}
         for names in classes:
-            stored = [n for n in names if n in whole.infos]
+            stored = [name for name in names if name in whole.infos]
             if not stored:
                 continue
-            others = [n for kept in stored for n in (kept, *ties.pop(kept, ())) if n != names[0]]
+            # In order, without repeats.
+            others: dict[str, None] = {}
+            for name in stored:
+                others |= dict.fromkeys((name, *ties.pop(name, ())))
+            others.pop(names[0], None)
             if others:
-                ties[names[0]] = list(dict.fromkeys(others))
+                ties[names[0]] = list(others)
             called.update(dict.fromkeys(stored, names[0]))
         entries: dict[str, Entry] = {}
         for name, entry in whole.entries.items():
             if name in whole.infos:
                 entries.setdefault(called.get(name, name), entry)
-        super().__init__(
-            contents=whole.contents,
-            label=whole.label,
-            container=whole.container,
-            entries=entries,
-            aliases={name: tuple(others) for name, others in ties.items()},
-            remark=whole.remark,
-        )
+        aliases = {name: tuple(others) for name, others in ties.items()}
+        super().__init__(whole, entries=entries, aliases=aliases)
 
 
 def copies(checkpoint: Checkpoint) -> list[tuple[str, ...]]:
@@ -56,15 +54,15 @@ def copies(checkpoint: Checkpoint) -> list[tuple[str, ...]]:
             shapes.setdefault((info.shape, info.dtype), []).append(info.name)
     starts: dict[tuple[object, ...], list[str]] = {}
     for kind, names in shapes.items():
-        for name in names if len(names) > 1 else ():
+        if len(names) == 1:
+            continue
+        for name in names:
             start = _bits(checkpoint.read_rows(name, 0, 1)).numpy().tobytes()
             starts.setdefault((*kind, start), []).append(name)
-    return [
-        group
-        for names in starts.values()
-        for group in _groups(checkpoint, names)
-        if not _is_constant(checkpoint, group[0])
-    ]
+    groups: list[tuple[str, ...]] = []
+    for names in starts.values():
+        groups += _groups(checkpoint, names)
+    return [group for group in groups if not _is_constant(checkpoint, group[0])]
 
 
 def same_values(checkpoint: Checkpoint, one: str, other: str) -> bool:
@@ -75,33 +73,33 @@ def same_values(checkpoint: Checkpoint, one: str, other: str) -> bool:
     if not first.shape:
         return torch.equal(_bits(checkpoint.read(one)), _bits(checkpoint.read(other)))
     step = max(1, _AT_ONCE * first.shape[0] // max(first.numel, 1))
-    return all(
-        torch.equal(
-            _bits(checkpoint.read_rows(one, at, min(at + step, first.shape[0]))),
-            _bits(checkpoint.read_rows(other, at, min(at + step, first.shape[0]))),
-        )
-        for at in range(0, first.shape[0], step)
-    )
+    for start in range(0, first.shape[0], step):
+        end = min(start + step, first.shape[0])
+        mine = _bits(checkpoint.read_rows(one, start, end))
+        if not torch.equal(mine, _bits(checkpoint.read_rows(other, start, end))):
+            return False
+    return True
 
 
 def known_names(checkpoints: Sequence[Checkpoint]) -> Mapping[str, None]:
     """Every name of any checkpoint, in order, those of tied tensors included."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for checkpoint in checkpoints:
         for name in checkpoint.infos:
-            found.update(dict.fromkeys((name, *checkpoint.aliases.get(name, ()))))
-    return found
+            names |= dict.fromkeys((name, *checkpoint.aliases.get(name, ())))
+    return names
 
 
 def _groups(checkpoint: Checkpoint, names: Sequence[str]) -> list[tuple[str, ...]]:
-    left, found = list(names), []
+    """Names of equal tensors, of which there are two at least."""
+    left, groups = list(names), []
     while len(left) > 1:
         first, *rest = left
-        same = [n for n in rest if same_values(checkpoint, first, n)]
+        same = [name for name in rest if same_values(checkpoint, first, name)]
         if same:
-            found.append((first, *same))
-        left = [n for n in rest if n not in same]
-    return found
+            groups.append((first, *same))
+        left = [name for name in rest if name not in same]
+    return groups
 
 
 def _is_constant(checkpoint: Checkpoint, name: str) -> bool:

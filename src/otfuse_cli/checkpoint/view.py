@@ -8,32 +8,25 @@ from types import MappingProxyType
 
 import torch
 
+from .derived import DerivedCheckpoint
 from .open import Checkpoint
 
 
-class View(Checkpoint):
-    """The tensors `names` of a checkpoint, in its order, cut to `rows` on axis 0 where given.
-
-    Hashes and reports like the checkpoint.
-    """
+class View(DerivedCheckpoint):
+    """The tensors `names` of a checkpoint, in its order, cut to `rows` on axis 0 where given."""
 
     def __init__(self, whole: Checkpoint, names: set[str], rows: Mapping[str, int]) -> None:
-        infos = {n: info for n, info in whole.infos.items() if n in names}
         super().__init__(
-            contents=whole.contents,
-            label=whole.label,
-            container=whole.container,
-            entries={n: whole.entries[n] for n in infos},
-            aliases={n: others for n, others in whole.aliases.items() if n in infos},
+            whole,
+            entries={name: whole.entries[name] for name in whole.infos if name in names},
+            aliases={name: same for name, same in whole.aliases.items() if name in names},
         )
         self._whole = whole
         self._rows = rows
-        self.infos = MappingProxyType(
-            {
-                n: replace(info, shape=(rows[n], *info.shape[1:])) if n in rows else info
-                for n, info in infos.items()
-            }
-        )
+        infos = {name: whole.infos[name] for name in self.entries}
+        for name in infos.keys() & rows.keys():
+            infos[name] = replace(infos[name], shape=(rows[name], *infos[name].shape[1:]))
+        self.infos = MappingProxyType(infos)
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor, or its first rows: on the CPU, in its stored dtype, contiguous."""

@@ -16,8 +16,8 @@ from .names import shown
 
 SAVE_STATE_DICT = "torch.save(model.state_dict(), 'weights.pt')"
 
-_MAX_DEPTH = 8
-_SHOWN = 8
+_MAX_DEPTH = 8  # wrappers in wrappers; a file may even contain itself
+_SHOWN = 8  # names in one message
 
 
 @dataclass(frozen=True)

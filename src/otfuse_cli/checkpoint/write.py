@@ -6,53 +6,19 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
-
-import torch
+from typing import Any
 
 from ..errors import OutputRefused
-from ..output_names import DEFAULT_SHARD, parse_size, suffix_of
-from .contents import disk_contents
-from .draft import Draft, FolderDraft, refused_by_system
+from ..output_names import suffix_of
+from .draft import FolderDraft, refused_by_system
 from .extras import Extras
-from .formats.folder import drafted_contents
-from .formats.safetensors_writer import SafetensorsWriter, require_dtypes
-from .formats.shards import FolderWriter, refuse_foreign_files
-from .formats.torch_writer import TorchWriter
+from .formats.format import Order, Writer
+from .formats.recognise import disk_contents, drafted_contents
+from .formats.registry import output_format
+from .formats.shards import refuse_foreign_files
 from .names import TensorInfo
 from .open import Checkpoint, opened
 from .publication import Publication
-
-
-class Writer(Protocol):
-    """Takes the tensors of an output, each once, in any order.
-
-    Attributes:
-        draft: What it writes into.
-        wrapper: Keys that will lead to the state dict, outermost first.
-    """
-
-    @property
-    def draft(self) -> Draft | FolderDraft:
-        """See above."""
-
-    wrapper: tuple[str, ...]
-
-    def put(self, name: str, tensor: torch.Tensor) -> None:
-        """Store a tensor under its clean name.
-
-        Raises:
-            ValueError: Unknown name, put twice, or not the announced shape and dtype.
-            OutputRefused: The disk is full.
-        """
-
-    def put_rows(self, name: str, first: int, rows: torch.Tensor) -> None:
-        """Store the rows of a tensor from `first`; a tensor's rows come in order.
-
-        Raises:
-            ValueError: As for `put`, or rows out of order.
-            OutputRefused: The disk is full.
-        """
 
 
 @contextmanager
@@ -94,23 +60,14 @@ def open_writer(
     """
     path, infos = Path(path), tuple(infos)
     suffix = suffix_of(path)
-    if suffix in (".safetensors", ""):
-        require_dtypes(path, infos)
+    output = output_format(suffix)
+    output.check(path, infos)
     check_output(path, overwrite=overwrite, folder=not suffix)
+    order = Order(path, infos, like, extras, shard_size, dtype, config or {})
     with ExitStack() as stack:
         if outputs is None:
             outputs = stack.enter_context(Publication(overwrite=overwrite))
-        writer: SafetensorsWriter | TorchWriter | FolderWriter
-        if not suffix:
-            limit = shard_size or parse_size(DEFAULT_SHARD)
-            folder = outputs.folder(path)
-            writer = FolderWriter(
-                folder, infos, like, limit=limit, dtype=dtype, config=config or {}
-            )
-        elif suffix == ".safetensors":
-            writer = SafetensorsWriter(outputs.file(path), infos, like)
-        else:
-            writer = TorchWriter(outputs.file(path), infos, like, extras)
+        writer = output.start(outputs, order)
         yield writer
         writer.finish()
         writer.draft.flush()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..checkpoint.open import is_finite
+from ..checkpoint.finite import is_finite
 from ..errors import SolveFailed
 from ..matching.alignment import Alignment
 from ..matching.apply import transport

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..checkpoint.open import Checkpoint, is_finite, require_finite
+from ..checkpoint.finite import is_finite, require_finite
+from ..checkpoint.open import Checkpoint
 from ..graph.model import LayerGraph
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from itertools import chain
 
 import torch
 
-from ..checkpoint.open import Checkpoint, require_finite
+from ..checkpoint.finite import require_finite
+from ..checkpoint.open import Checkpoint
 from ..errors import IncompatibleModels, UnreadableInput
 from ..graph.model import LayerGraph
 from ..matching.features import producers

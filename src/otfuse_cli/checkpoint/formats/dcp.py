@@ -17,10 +17,12 @@ from ..contents import Contents
 from ..disk import Disk, element_count, plausible
 from ..names import shown
 from ..volume import Volume
+from .folder_files import FolderFiles
+from .format import FolderFormat
 from .rebuild import Unsupported
+from .safe_pickle import load_pickle
 from .sharded_tensor import Mosaic, Piece, covers
 from .symbols import Foreign, Symbol, dtype_of
-from .torch_file import load_pickle
 from .unpickle import Table
 
 METADATA = ".metadata"
@@ -28,12 +30,13 @@ _LIMIT = 1 << 30  # bytes of metadata; those of a thousand ranks are some tens o
 _SIZE = Symbol("torch", "Size")
 
 
-def dcp_contents(folder: Path, label: str) -> Contents:
+def dcp_contents(files: FolderFiles) -> Contents:
     """What a distributed checkpoint holds, nested as the state dict was that it was made from.
 
     Raises:
         UnreadableInput: Broken or unsafe metadata, missing files, pieces that don't make a tensor.
     """
+    folder, label = files.folder, files.label
     disks: dict[str, Disk] = {}
     index = Disk(folder / METADATA, f"{label}/{METADATA}")
     try:
@@ -71,12 +74,12 @@ class _Reader:
 
     def _places(self, table: Any) -> dict[tuple[str, tuple[int, ...] | None], Foreign]:
         """Where the box of a tensor that begins at some offset is stored."""
-        found = {}
+        places = {}
         for key, info in _items(table):
             index = _state(key.args[0] if isinstance(key, Foreign) and key.args else key)
             offset = index.get("offset")
-            found[index["fqn"], None if offset is None else _shape(offset)] = info
-        return found
+            places[index["fqn"], None if offset is None else _shape(offset)] = info
+        return places
 
     def _leaf(self, name: str, record: Any, places: Mapping[Any, Any]) -> Any:
         if not isinstance(record, Foreign) or record.cls is None:
@@ -210,3 +213,9 @@ def _broken(where: str, why: str) -> UnreadableInput:
         why=why,
         fix="copy the folder again, or save it again",
     )
+
+
+DISTRIBUTED = FolderFormat(
+    claims=lambda files: files.index is None and METADATA in files.names,
+    read=lambda files, read_file: dcp_contents(files),
+)

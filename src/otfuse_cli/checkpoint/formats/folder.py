@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...errors import UnreadableInput, UsageError
 from ...output_names import SUFFIXES
-from ..config import read_config
-from ..contents import Contents, disk_contents, file_contents, is_leaf
+from ..contents import Contents, is_leaf
 from ..disk import Disk, Extent
 from ..names import shown
 from ..volume import Volume
-from .dcp import METADATA, dcp_contents, is_plain_name
+from .dcp import is_plain_name
+from .folder_files import FolderFiles
+from .format import FolderFormat, ReadFile
 
 INDEX = ".index.json"
-_INDEX_LIMIT = 1 << 28
+_INDEX_LIMIT = 1 << 28  # bytes; one of a hundred thousand tensors has some 10 MB
 _SHARD = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<total>\d{5})(?P<suffix>\.[a-z]+)")
 # In order of preference, as transformers and diffusers look for them.
-_KNOWN = (
+_USUAL = (
     *("model.safetensors", "diffusion_pytorch_model.safetensors"),
     *("pytorch_model.bin", "diffusion_pytorch_model.bin"),
 )
@@ -33,88 +35,46 @@ _KNOWN = (
 _NO_WEIGHTS = re.compile(r"optim|sched|scaler|rng_state|random_states|training_args|trainer", re.I)
 
 
-def is_folder(path: Path) -> bool:
-    """Whether `path` stands for a folder of weights: the folder, or the index inside it."""
-    return path.is_dir() or path.name.endswith(INDEX)
+def weight_files(files: FolderFiles) -> list[str]:
+    """The files that may be the model's weights, by their names."""
+    weights = []
+    for name in files.names:
+        path = Path(name)
+        # OpenVINO keeps raw numbers in a .bin beside the graph.
+        is_openvino = path.suffix == ".bin" and f"{path.stem}.xml" in files.names
+        if path.suffix in SUFFIXES and not _NO_WEIGHTS.search(name) and not is_openvino:
+            weights.append(name)
+    return weights
 
 
-def folder_contents(path: Path, label: str) -> Contents:
-    """What a folder holds: a distributed checkpoint, shards with an index, or a single file.
+def index_files(files: FolderFiles) -> list[str]:
+    """The indexes of shards; those that may be meant, where there are several kinds."""
+    if files.index is not None:
+        return [files.index]
+    indexes = [name for name in files.names if name.endswith(INDEX)]
+    # transformers prefers safetensors where it finds both.
+    return [name for name in indexes if name.endswith(f".safetensors{INDEX}")] or indexes
+
+
+def model_folder_contents(files: FolderFiles, read_file: ReadFile) -> Contents:
+    """What a folder holds: shards with an index, or a single file.
 
     Raises:
-        UnreadableInput: Nothing that can be read, an index that doesn't fit its shards, quantised
-            weights.
+        UnreadableInput: Nothing that can be read, an index that doesn't fit its shards.
         UsageError: Several things that could be meant.
     """
-    try:
-        if not path.is_dir():
-            return _sharded(_Files(path.parent, str(Path(label).parent)), path.name)
-        _refuse_quantised(path, label)
-        files = _Files(path, label)
-    except OSError as error:
-        raise UnreadableInput("can't open the folder", where=label, why=error.strerror) from error
-    if METADATA in files.names:
-        return dcp_contents(path, label)
-    indexes = [n for n in files.names if n.endswith(INDEX)]
-    # transformers prefers safetensors where it finds both.
-    indexes = [n for n in indexes if n.endswith(f".safetensors{INDEX}")] or indexes
-    if len(indexes) == 1:
-        return _sharded(files, indexes[0])
-    if indexes:
-        raise _several(label, indexes)
-    return _single(files)
+    indexes = index_files(files)
+    if len(indexes) > 1:
+        raise _several(files.label, indexes)
+    return _sharded(files, indexes[0], read_file) if indexes else _single(files, read_file)
 
 
-def drafted_contents(disks: Mapping[str, Disk], path: Path, label: str) -> Contents:
-    """What a folder will hold whose files are open and have no names of their own yet.
-
-    Raises:
-        UnreadableInput: See `folder_contents`.
-    """
-    files = _Files(path, label, disks)
-    index = [name for name in disks if name.endswith(INDEX)]
-    try:
-        return _sharded(files, index[0]) if index else _single(files)
-    finally:
-        for name, disk in disks.items():
-            if name not in files.taken:
-                disk.close()
-
-
-class _Files:
-    """The files of a folder by their names: those on the disk, or those that are `open` already."""
-
-    def __init__(self, folder: Path, label: str, disks: Mapping[str, Disk] | None = None) -> None:
-        self.folder = folder
-        self.label = label
-        self._disks = disks
-        self.names = (
-            sorted(entry.name for entry in folder.iterdir() if not entry.is_dir())
-            if disks is None
-            else sorted(disks)
-        )
-        self.taken: set[str] = set()
-
-    def has(self, name: str) -> bool:
-        """Whether there is such a file; a link that leads nowhere is none."""
-        return (self.folder / name).is_file() if self._disks is None else name in self._disks
-
-    def open(self, name: str) -> Disk:
-        """One of them, for the caller to close."""
-        self.taken.add(name)
-        if self._disks is not None:
-            return self._disks[name]
-        return Disk(self.folder / name, f"{self.label}/{name}")
-
-
-def _single(files: _Files) -> Contents:
-    names, label = files.names, files.label
-    weights = [n for n in names if Path(n).suffix in SUFFIXES and not _NO_WEIGHTS.search(n)]
-    shards = [n for n in weights if _SHARD.fullmatch(n)]
-    chosen = [n for n in _KNOWN if n in weights][:1] or (
-        [n for n in weights if n.endswith(".safetensors")] or weights
-    )
-    if shards and chosen[0] not in _KNOWN:
+def _single(files: FolderFiles, read_file: ReadFile) -> Contents:
+    label, weights = files.label, weight_files(files)
+    shards = [name for name in weights if _SHARD.fullmatch(name)]
+    chosen = [name for name in _USUAL if name in weights][:1]
+    chosen = chosen or [name for name in weights if name.endswith(".safetensors")] or weights
+    if shards and chosen[0] not in _USUAL:
         whole = _SHARD.sub(r"\g<stem>\g<suffix>", shards[0])
         raise UnreadableInput(
             "shards without their index",
@@ -124,32 +84,35 @@ def _single(files: _Files) -> Contents:
         )
     if len(chosen) > 1:
         raise _several(label, chosen)
-    if not chosen:
-        raise UnreadableInput(
-            "a folder without weights",
-            where=label,
-            why=f"it has no file that ends in {', '.join(SUFFIXES)}",
-            fix="name the folder or file that holds the weights",
-        )
     disk = files.open(chosen[0])
-    contents = disk_contents(disk)
-    form = "safetensors-folder" if contents.form == "safetensors" else "pt-folder"
-    return Contents(contents.root, form, Volume(files.folder, label, [disk]), contents.file)
+    try:
+        contents = read_file(disk)
+    except BaseException:
+        disk.close()
+        raise
+    volume = Volume(files.folder, label, [disk])
+    return replace(contents, form=_form({contents.form}), disk=volume)
 
 
-def _sharded(files: _Files, index: str) -> Contents:
-    label, where = files.label, f"{files.label}/{index}"
+def _form(forms: Set[str]) -> str:
+    """What a folder with files of these forms is called: after their family, mixed ones `pt`."""
+    families = {form.partition("-")[0] for form in forms}
+    return f"{families.pop() if len(families) == 1 else 'pt'}-folder"
+
+
+def _sharded(files: FolderFiles, index: str, read_file: ReadFile) -> Contents:
     disks = [files.open(index)]
     try:
-        return _of_shards(files, index, label, where, disks)
+        return _of_shards(files, index, read_file, disks)
     except BaseException:
         for disk in disks:
             disk.close()
         raise
 
 
-def _of_shards(files: _Files, index: str, label: str, where: str, disks: list[Disk]) -> Contents:
+def _of_shards(files: FolderFiles, index: str, read_file: ReadFile, disks: list[Disk]) -> Contents:
     """`_sharded`; what is opened on the way is added to `disks`, which begin with the index."""
+    label, where = files.label, f"{files.label}/{index}"
     weights = _weight_map(disks[0], where)
     shards = sorted(set(weights.values()))
     missing = [name for name in shards if not files.has(name)]
@@ -165,16 +128,15 @@ def _of_shards(files: _Files, index: str, label: str, where: str, disks: list[Di
     forms, base = set(), disks[0].size
     for name in shards:
         disks.append(files.open(name))
-        contents = file_contents(disks[-1])
+        contents = read_file(disks[-1])
         forms.add(contents.form)
         root |= _blocks(contents, name, weights, where, base)
         base += disks[-1].size
     for tensor, name in weights.items():
         if tensor not in root:
             raise _mismatch(where, f"{name} does not hold tensor {shown(tensor)}")
-    form = "safetensors-folder" if forms == {"safetensors"} else "pt-folder"
     ordered = {name: root[name] for name in weights}
-    return Contents(ordered, form, Volume(files.folder, label, disks))
+    return Contents(ordered, _form(forms), Volume(files.folder, label, disks))
 
 
 def _blocks(
@@ -183,15 +145,15 @@ def _blocks(
     """The tensors of a shard, placed in the volume; each must be one that the index puts there."""
     if not isinstance(contents.root, Mapping):
         raise _mismatch(where, f"{file} holds no state dict")
-    found = {}
+    blocks: dict[str, Any] = {}
     for name, leaf in contents.root.items():
         if not is_leaf(leaf) or not isinstance(name, str):
             continue
         if weights.get(name) != file:
             raise _mismatch(where, f"{file} holds tensor {shown(name)}, which it does not say")
         block = contents.locate(name, leaf)
-        found[name] = block.shifted(base) if isinstance(block, Extent) else block
-    return found
+        blocks[name] = block.shifted(base) if isinstance(block, Extent) else block
+    return blocks
 
 
 def _weight_map(disk: Disk, where: str) -> dict[str, str]:
@@ -215,27 +177,18 @@ def _weight_map(disk: Disk, where: str) -> dict[str, str]:
     return table
 
 
-def _require_no_strays(files: _Files, shards: list[str], where: str) -> None:
+def _require_no_strays(files: FolderFiles, shards: list[str], where: str) -> None:
     """No other shard of the series that the index describes."""
-    series = {m.group("stem", "total", "suffix") for f in shards if (m := _SHARD.fullmatch(f))}
+    series = {_series(name) for name in shards} - {None}
     for name in files.names:
-        match = _SHARD.fullmatch(name)
-        if match and match.group("stem", "total", "suffix") in series and name not in shards:
+        if name not in shards and _series(name) in series:
             raise _mismatch(where, f"{shown(name)} is there, but it does not name that file")
 
 
-def _refuse_quantised(folder: Path, label: str) -> None:
-    config = read_config(folder) or {}
-    found = config.get("quantization_config")
-    if found:
-        method = found.get("quant_method") if isinstance(found, dict) else None
-        raise UnreadableInput(
-            "a quantised checkpoint",
-            where=f"{label}/config.json",
-            why="quantization_config says that its weights are codes"
-            + (f" ({shown(method, 40)})" if isinstance(method, str) else ""),
-            fix="use the checkpoint it was quantised from, or dequantise it first",
-        )
+def _series(name: str) -> tuple[str | Any, ...] | None:
+    """What the shards of one series have in common; None for a name that is no shard's."""
+    match = _SHARD.fullmatch(name)
+    return match.group("stem", "total", "suffix") if match else None
 
 
 def _several(label: str, names: list[str]) -> UsageError:
@@ -254,3 +207,9 @@ def _mismatch(where: str, why: str) -> UnreadableInput:
         why=why,
         fix="copy or download the whole folder again",
     )
+
+
+MODEL_FOLDER = FolderFormat(
+    claims=lambda files: bool(index_files(files) or weight_files(files)),
+    read=model_folder_contents,
+)

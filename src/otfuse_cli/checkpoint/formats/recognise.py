@@ -1,36 +1,29 @@
-"""Which format a file has, by its content; its suffix says nothing."""
+"""Which format an input has, by its content (its suffix says nothing), and what it holds."""
 
 from __future__ import annotations
 
-from enum import Enum
+from collections.abc import Mapping
+from pathlib import Path
 
 from ...errors import UnreadableInput
+from ..config import read_config
+from ..contents import Contents
 from ..disk import Disk
-from .safetensors_file import looks_like_safetensors
-from .torch_file import names_unsafe_global
-
-_HEAD = 512
-_LFS = b"version https://git-lfs.github.com/spec"
-_OTHERS = (
-    (b"GGUF", "a GGUF file"),
-    (b"\x89HDF", "an HDF5 file"),
-    (b"\x93NUMPY", "a NumPy array"),
-    (b"\x1f\x8b", "a gzip archive"),
-    (b"\xfd7zXZ", "an xz archive"),
-    (b"BZh", "a bzip2 archive"),
-    (b"\x28\xb5\x2f\xfd", "a zstd archive"),
-    (b"7z\xbc\xaf", "a 7z archive"),
-    (b"<", "a web page or XML text"),
-    (b"{", "JSON text"),
+from ..quantised import refuse_quantised_config
+from .folder import INDEX
+from .folder_files import FolderFiles
+from .format import FileFormat
+from .refusing import (
+    refuse_folder,
+    refuse_magic,
+    refuse_placeholder,
+    refuse_structure,
+    unknown_file,
 )
+from .registry import FILE_FORMATS, FOLDER_FORMATS
+from .safe_pickle import names_unsafe_global
 
-
-class FileFormat(Enum):
-    """The file formats that are read."""
-
-    SAFETENSORS = "safetensors"
-    ZIP = "zip"
-    LEGACY = "legacy"
+_HEAD = 512  # bytes: the mark of a tar archive, at 257, is the last one that is looked for
 
 
 def recognise(disk: Disk) -> FileFormat:
@@ -40,44 +33,80 @@ def recognise(disk: Disk) -> FileFormat:
         UnreadableInput: It is empty, a Git LFS pointer, or none of them.
     """
     head = disk.read_bytes(0, _HEAD)
-    if not head:
-        raise UnreadableInput(
-            "an empty file",
-            where=disk.label,
-            why="it has 0 bytes",
-            fix="copy or download the file again",
-        )
-    if head.startswith(_LFS):
-        raise UnreadableInput(
-            "a Git LFS pointer, not the weights",
-            where=disk.label,
-            why="the repository was cloned without its large files",
-            fix="run git lfs pull",
-        )
-    if head.startswith(b"PK\x03\x04"):
-        return FileFormat.ZIP
-    pickled = head[:1] == b"\x80" and len(head) > 1 and head[1] <= 5
-    if looks_like_safetensors(head):
-        length = int.from_bytes(head[:8], "little")
-        if length <= disk.size or not pickled:
-            return FileFormat.SAFETENSORS
-    if pickled:
-        return FileFormat.LEGACY
-    raise _unknown(disk, head)
+    refuse_placeholder(disk, head)
+    for form in FILE_FORMATS:
+        if form.claims(head, disk.size):
+            return form
+    refuse_magic(disk, head)
+    # Old protocols have no magic bytes, and an ordinary loader would run such a file.
+    names_unsafe_global(disk)
+    refuse_structure(disk, head)
+    raise unknown_file(disk)
 
 
-def _unknown(disk: Disk, head: bytes) -> UnreadableInput:
-    kind = next((text for magic, text in _OTHERS if head.startswith(magic)), None)
-    if kind is None and head[257:262] == b"ustar":
-        kind = "a tar archive"
-    if kind is None:
-        # Old protocols have no magic bytes, and an ordinary loader would run such a file.
-        names_unsafe_global(disk)
-        if disk.path.suffix == ".safetensors":
-            kind = "no safetensors file, whatever its name says"
-    return UnreadableInput(
-        "not a checkpoint",
-        where=disk.label,
-        why=f"it is {kind}" if kind else "its bytes are in no known format",
-        fix="give a .safetensors file or one written by torch.save",
-    )
+def file_contents(disk: Disk) -> Contents:
+    """What a single file holds.
+
+    Raises:
+        UnreadableInput: Broken, unsafe, or in no known format.
+    """
+    return recognise(disk).read(disk)
+
+
+def disk_contents(disk: Disk) -> Contents:
+    """`file_contents`; the disk is closed where there are none.
+
+    Raises:
+        UnreadableInput: See there.
+    """
+    try:
+        return file_contents(disk)
+    except BaseException:
+        disk.close()
+        raise
+
+
+def is_folder(path: Path) -> bool:
+    """Whether `path` stands for a folder of weights: the folder, or the index inside it."""
+    return path.is_dir() or path.name.endswith(INDEX)
+
+
+def folder_contents(path: Path, label: str) -> Contents:
+    """What a folder holds.
+
+    Raises:
+        UnreadableInput: Nothing that can be read, an index that doesn't fit its shards, quantised
+            weights.
+        UsageError: Several things that could be meant.
+    """
+    try:
+        if path.is_dir():
+            refuse_quantised_config(read_config(path), label)
+            files = FolderFiles(path, label)
+        else:
+            files = FolderFiles(path.parent, str(Path(label).parent), index=path.name)
+    except OSError as error:
+        raise UnreadableInput("can't open the folder", where=label, why=error.strerror) from error
+    return _read_folder(files)
+
+
+def drafted_contents(disks: Mapping[str, Disk], path: Path, label: str) -> Contents:
+    """What a folder will hold whose files are open and have no names of their own yet.
+
+    Raises:
+        UnreadableInput: See `folder_contents`.
+    """
+    files = FolderFiles(path, label, disks=disks)
+    try:
+        return _read_folder(files)
+    finally:
+        for name, disk in disks.items():
+            if name not in files.taken:
+                disk.close()
+
+
+def _read_folder(files: FolderFiles) -> Contents:
+    for form in FOLDER_FORMATS:
+        if form.claims(files):
+            return form.read(files, file_contents)
+    raise refuse_folder(files)

@@ -12,11 +12,14 @@ from typing import Any
 import torch
 
 from ...errors import UnreadableInput
+from ..contents import Contents
 from ..disk import Disk, Extent, contiguous_stride, element_count, plausible
 from ..names import TensorInfo, shown
+from .format import FileFormat
+from .safe_pickle import is_pickle
 
 HEADER_LIMIT = 100_000_000  # the limit of the safetensors library
-_ALIGNMENT = 8
+_ALIGNMENT = 8  # bytes: the widest items of what torch computes with
 _METADATA = "__metadata__"
 
 _DTYPE_NAMES = {
@@ -46,9 +49,13 @@ DTYPES: dict[str, torch.dtype] = {
 CODES: dict[torch.dtype, str] = {dtype: code for code, dtype in DTYPES.items()}
 
 
-def looks_like_safetensors(head: bytes) -> bool:
-    """Whether the first bytes of a file can be those of a safetensors header."""
-    return len(head) > 8 and head[8:9] == b"{"
+def looks_like_safetensors(head: bytes, size: int) -> bool:
+    """Whether the first bytes of a file of `size` bytes can be those of a safetensors header.
+
+    A pickle may have a brace at that place, and begins with what would be a vast length.
+    """
+    length = int.from_bytes(head[:8], "little")
+    return head[8:9] == b"{" and (length <= size or not is_pickle(head))
 
 
 def read_header(disk: Disk) -> dict[str, Extent]:
@@ -189,3 +196,9 @@ def _broken(disk: Disk, why: str) -> UnreadableInput:
         why=why,
         fix="copy or download the file again, or save it again",
     )
+
+
+SAFETENSORS = FileFormat(
+    claims=looks_like_safetensors,
+    read=lambda disk: Contents(read_header(disk), "safetensors", disk),
+)

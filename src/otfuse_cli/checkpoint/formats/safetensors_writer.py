@@ -11,7 +11,7 @@ from ...errors import UsageError
 from ..announced import Announced, plain_values
 from ..draft import Draft
 from ..names import TensorInfo
-from ..open import Checkpoint
+from .format import OutputFormat, Template
 from .safetensors_file import CODES, make_header
 
 
@@ -19,7 +19,7 @@ class SafetensorsWriter:
     """Streams into a draft. Tied tensors are stored once; the metadata name their other names."""
 
     def __init__(
-        self, draft: Draft, infos: Sequence[TensorInfo], like: Checkpoint, *, first: bool = True
+        self, draft: Draft, infos: Sequence[TensorInfo], like: Template, *, first: bool = True
     ) -> None:
         stored_name = like.container.stored_name
         # What wrappers have beside the model is written once, also where there are several files.
@@ -83,3 +83,12 @@ def require_dtypes(path: Path, infos: Sequence[TensorInfo]) -> None:
                 why=f"its dtype is {info.dtype}",
                 fix="write a .pt file, or set --dtype",
             )
+
+
+SAFETENSORS_OUTPUT = OutputFormat(
+    (".safetensors",),
+    start=lambda outputs, order: SafetensorsWriter(
+        outputs.file(order.path), order.infos, order.like
+    ),
+    check=require_dtypes,
+)

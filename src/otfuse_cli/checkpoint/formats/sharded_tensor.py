@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from ...errors import UnreadableInput
+from ..contents import LazyTensor
 from ..disk import Disk, bits_dtype, element_count
 from ..volume import Window
 from .rebuild import TensorRef
-from .torch_file import read_zip
+from .torch_zip import read_zip
 
-_MOST_PIECES = 1 << 13
+_MOST_PIECES = 1 << 13  # more than ranks write of a tensor; pairs of them are compared
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Piece:
 
 
 @dataclass(frozen=True, eq=False)
-class Mosaic:
+class Mosaic(LazyTensor):
     """A tensor of `shape` and `dtype`, whose `pieces` cover it exactly (see `covers`)."""
 
     label: str

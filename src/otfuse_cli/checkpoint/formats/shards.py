@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from ...errors import OutputRefused
-from ...output_names import SUFFIXES
+from ...output_names import DEFAULT_SHARD, SUFFIXES, parse_size
 from ..draft import FolderDraft
 from ..names import TensorInfo
-from ..open import Checkpoint
+from ..publication import Publication
 from ..sidecars import contents_of, is_sidecar, sidecars
 from .folder import INDEX
-from .safetensors_writer import SafetensorsWriter
+from .format import Order, OutputFormat, Template
+from .safetensors_writer import SafetensorsWriter, require_dtypes
 
 
 def plan_shards(infos: Sequence[TensorInfo], limit: int) -> list[list[TensorInfo]]:
@@ -39,7 +40,7 @@ class FolderWriter:
         self,
         draft: FolderDraft,
         infos: Sequence[TensorInfo],
-        like: Checkpoint,
+        like: Template,
         *,
         limit: int,
         dtype: str | None,
@@ -117,3 +118,17 @@ def refuse_foreign_files(folder: Path) -> None:
                 why=f"it is a folder that holds {name}, which is no part of a model",
                 fix="name another folder; --overwrite replaces model folders only",
             )
+
+
+def _start(outputs: Publication, order: Order) -> FolderWriter:
+    return FolderWriter(
+        outputs.folder(order.path),
+        order.infos,
+        order.like,
+        limit=order.shard_size or parse_size(DEFAULT_SHARD),
+        dtype=order.dtype,
+        config=order.config,
+    )
+
+
+FOLDER_OUTPUT = OutputFormat(("",), start=_start, check=require_dtypes)

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...output_names import PT_SUFFIXES
 from ..announced import Announced, plain_values
 from ..draft import Draft, refused_by_system
 from ..extras import Extras
 from ..names import TensorInfo
-from ..open import Checkpoint
+from .format import OutputFormat, Template
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -40,7 +41,7 @@ class TorchWriter:
         self,
         draft: Draft,
         infos: Sequence[TensorInfo],
-        like: Checkpoint,
+        like: Template,
         extras: Extras | None = None,
     ) -> None:
         self.draft = draft
@@ -98,8 +99,8 @@ class TorchWriter:
                 # A name that was put itself is tied no longer.
                 owner.update({other: name for other in others if other not in owner})
         order = [name for name in container.keys if name in owner]
-        known = set(order)
-        order += [name for name in self._names if name not in known]
+        ordered = set(order)
+        order += [name for name in self._names if name not in ordered]
         state: OrderedDict[str, torch.Tensor] = OrderedDict(container.beside)
         state.update((container.stored_name(n), self._tensors[owner[n]]) for n in order)
         if container.versions is None:
@@ -107,3 +108,11 @@ class TorchWriter:
         versions = OrderedDict((name, dict(v)) for name, v in container.versions.items())
         state._metadata = versions  # type: ignore[attr-defined]
         return state
+
+
+TORCH_OUTPUT = OutputFormat(
+    PT_SUFFIXES,
+    start=lambda outputs, order: TorchWriter(
+        outputs.file(order.path), order.infos, order.like, order.extras
+    ),
+)
