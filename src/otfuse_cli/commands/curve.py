@@ -87,8 +87,7 @@ def run_curve(request: CurveRequest, *, progress: Progress = silent) -> Report:
             repair = plan_repair(parents.anchor.graph) if recipe.repair == "auto" else None
             with watch("evaluate"):
                 curves["fused"] = _measure(parents, aligned, bench, weights, repair, runtime)
-            report = replace(
-                report,
+            report = report.replace(
                 spaces=found[0].spaces,
                 layers=found[0].layers,
                 candidates=found[0].candidates,
@@ -97,8 +96,7 @@ def run_curve(request: CurveRequest, *, progress: Progress = silent) -> Report:
             )
         labels = [c.label for c in checkpoints]
     scores = {f"{n} at {w:.4g}": s for n, points in curves.items() for w, s in points.items()}
-    report = replace(
-        report,
+    report = report.replace(
         recipe=_recipe(request, recipe, runtime),
         evaluation={
             "samples": bench.samples.count,

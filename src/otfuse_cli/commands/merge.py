@@ -321,7 +321,7 @@ def _run(plan: MergePlan, progress: Progress, also: Put | None, outputs: Publica
             refits=better.refits if better is not None else (),
         )
         report = plan.steps.describe(parents, report)
-    report = replace(report, timings=dict(watch.seconds), peak_rss_bytes=peak_rss_bytes())
+    report = report.replace(timings=dict(watch.seconds), peak_rss_bytes=peak_rss_bytes())
     if plan.report is not None:
         outputs.write(plan.report, report.to_json())
     return report

@@ -153,7 +153,7 @@ def _prune(
             steps=work.made.steps if work.made is not None else (),
             refits=work.made.refits if work.made is not None else (),
         )
-    report = replace(report, timings=dict(watch.seconds), peak_rss_bytes=peak_rss_bytes())
+    report = report.replace(timings=dict(watch.seconds), peak_rss_bytes=peak_rss_bytes())
     if report_at is not None:
         outputs.write(report_at, report.to_json())
     return report
@@ -208,7 +208,7 @@ def _check(work: _Pruned) -> tuple[Checks, tuple[str, ...]]:
             why=f"{work.model.graph.source} says units go together that do not",
             fix="find the claim with otfuse check, or correct the spec",
         )
-    return replace(verdict, function=verdict.function or "kept", max_error=change.error), fitted
+    return verdict.replace(function=verdict.function or "kept", max_error=change.error), fitted
 
 
 def _write(

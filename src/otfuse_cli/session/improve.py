@@ -154,7 +154,7 @@ def _calibrate(
             continue
         found = work.bench.step(f"calibrate {kind}", trial)
         kept = found.agreement > best.agreement
-        steps.append(replace(found, kept=kept))
+        steps.append(found.replace(kept=kept))
         if kept:
             best, tensors = found, trial
     return tensors, steps, remarks
