@@ -29,10 +29,10 @@ def _hold(
     report: Report, option: str, noun: str, limit: float, values: Sequence[float | None]
 ) -> None:
     """Every space's value against one limit."""
-    known = [
+    measured = [
         (value, s) for value, s in zip(values, report.spaces, strict=True) if value is not None
     ]
-    above = [(value, space) for value, space in known if value > limit]
+    above = [(value, space) for value, space in measured if value > limit]
     if above:
         value, worst = max(above, key=lambda pair: pair[0])
         raise GateFailed(
@@ -41,16 +41,16 @@ def _hold(
             why=option,
             report=report,
         )
-    if option == "--max-moved" and 0 < len(known) < len(values):
+    if option == "--max-moved" and 0 < len(measured) < len(values):
         at = next(s.id for s in report.spaces if s.moved_fraction is None)
         raise GateFailed(
             "units of different number don't stay in place",
-            where=f"{at} and {len(values) - len(known) - 1} more spaces",
+            where=f"{at} and {len(values) - len(measured) - 1} more spaces",
             why=option,
             fix="hold models of different widths against --max-cost",
             report=report,
         )
-    if not known:
+    if not measured:
         what = "no OT costs" if noun == "cost" else "no moved fractions"
         raise GateFailed(
             f"{what} to hold against {option}",

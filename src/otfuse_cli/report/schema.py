@@ -15,7 +15,8 @@ import msgspec
 
 from ..errors import ExitCode
 from ..requests.recipe import CHOICES
-from .records import ENVELOPE, SCHEMA, Amount, Number, Positive, Record, Report, Share, promise
+from .records import ENVELOPE, SCHEMA, Record, Report
+from .value_types import Amount, Number, Positive, Share, promise
 
 SCHEMA_FILE = Path(__file__).with_name("report.schema.json")
 _DEFINITIONS = "#/$defs/"
