@@ -288,7 +288,7 @@ def test_docs_name_every_key():
 
 def test_reports_of_the_first_release_can_be_read():
     later = {"differences": (), "pairs": (), "estimate": None}
-    later |= {"steps": (), "refits": (), "pruning": None}
+    later |= {"steps": (), "yardsticks": (), "refits": (), "pruning": None}
     data = make_report(**later).to_dict()
     for name in later:
         del data[name]
