@@ -142,6 +142,6 @@ def verbs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             return answer
 
         module = ModuleType(f"otfuse_cli.commands.{name}")
-        setattr(module, name, verb)
+        setattr(module, f"run_{name}", verb)
         monkeypatch.setitem(sys.modules, module.__name__, module)
     return asked

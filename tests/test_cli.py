@@ -21,6 +21,7 @@ from otfuse_cli import __version__, errors
 from otfuse_cli.cli import app, render
 from otfuse_cli.cli.options import OPTIONS, RunOptions
 from otfuse_cli.report import files
+from otfuse_cli.report.gate import gate
 from otfuse_cli.report.records import Report
 from otfuse_cli.requests import requests
 
@@ -354,8 +355,14 @@ def test_inspect_with_nothing_gives_two_examples(cli, stdin):
         ("[]", "JSON object"),
         ("{}", "not an otfuse.report/1"),
         ('{"schema": "otfuse.report/1"}', "broken report"),
-        (make_report().to_json().replace("0.75", '"cheap"'), "identity_cost is 'cheap'"),
-        (make_report().to_json().replace('"tensors": 6', '"tensors": true'), "tensors is True"),
+        (
+            make_report().to_json().replace("0.75", '"cheap"'),
+            "got `str` - at `$.spaces[0].identity_cost`",
+        ),
+        (
+            make_report().to_json().replace('"tensors": 6', '"tensors": true'),
+            "got `bool` - at `$.inputs[0].tensors`",
+        ),
     ],
 )
 def test_inspect_refuses_what_is_no_report(cli, text, why):
@@ -393,7 +400,7 @@ def test_no_report_from_outside_is_a_bug_of_ours(monkeypatch):
         monkeypatch.setattr(sys, "stdout", io.StringIO())
         monkeypatch.setattr(sys, "stderr", io.StringIO())
         try:
-            report = files.gate(files.parse(text, where="pipe"), 1e9)
+            report = gate(files.parse(text, where="pipe"), 1e9)
             render.show(render.Outcome("inspect", report=report), render.Display(verbose=True))
         except errors.OtfuseError:
             refused += 1
@@ -530,7 +537,7 @@ def fresh(
 def test_help_imports_nothing_heavy():
     run = fresh(
         code="import sys; from otfuse_cli.cli.app import main; main(['--help']);"
-        "print({'torch', 'ot', 'numpy', 'scipy', 'rich'} & set(sys.modules))"
+        "print({'torch', 'ot', 'numpy', 'scipy', 'rich', 'msgspec'} & set(sys.modules))"
     )
     assert run.stdout.splitlines()[-1] == "set()"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import sys
-from dataclasses import replace
 
 import pytest
 
@@ -84,7 +83,7 @@ def test_steps_say_what_they_gave(capsys):
         for line in shown(capsys, Display(verbose=True), refits=fitted).out.splitlines()
     ]
     assert [LONG_NAME, "0.25", "0.03125"] in lines
-    unlabelled = shown(capsys, steps=tuple(replace(s, accuracy=None) for s in STEPS)).out
+    unlabelled = shown(capsys, steps=tuple(s.replace(accuracy=None) for s in STEPS)).out
     assert ["average", "0.9"] in [line.split() for line in unlabelled.splitlines()]
     assert "accuracy\n" not in unlabelled.partition("Steps")[2].partition("\n\n")[0]
     assert "Steps" not in shown(capsys).out
@@ -130,7 +129,7 @@ def test_evaluation(capsys):
 
 def test_sources_are_told_apart(capsys):
     one, two = make_report().spaces
-    text = shown(capsys, spaces=(one, replace(two, source=2))).out
+    text = shown(capsys, spaces=(one, two.replace(source=2))).out
     assert "source" in text
 
 
@@ -144,7 +143,7 @@ def test_quiet_prints_errors_only(capsys):
 def test_names_from_files_cannot_steer_the_terminal(capsys):
     one, two = make_report().spaces
     evil = "x\x1b[2J\n[red]y[/red]:smile:"
-    text = shown(capsys, spaces=(replace(one, id=evil), two), warnings=(evil,))
+    text = shown(capsys, spaces=(one.replace(id=evil), two), warnings=(evil,))
     assert r"x\x1b[2J\n[red]y[/red]:smile:" in text.out
     assert "\x1b" not in text.out + text.err
 

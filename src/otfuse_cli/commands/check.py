@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +82,7 @@ def run_check(request: CheckRequest, *, progress: Progress = silent) -> Report:
             seed=request.seed,
             spaces=_affordable(graph),
         )
-    report = replace(
-        report,
+    report = report.replace(
         checks=Checks("kept" if acid.passed else "failed", acid.max_error),
         evaluation=_evaluation(acid, left_out),
         warnings=(*graph.warnings, *_remarks(graph, left_out)),

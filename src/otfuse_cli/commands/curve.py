@@ -67,14 +67,13 @@ def run_curve(request: CurveRequest, *, progress: Progress = silent) -> Report:
             inputs=inputs,
             graph=graph_record(parents.anchor.graph),
         )
-        report = replace(report, warnings=work.plain())
+        report = report.replace(warnings=work.plain())
         if recipe.align != "none":
             report = work.fused(report)
         labels = [c.label for c in checkpoints]
     curves = work.curves
     scores = {f"{n} at {w:.4g}": s for n, points in curves.items() for w, s in points.items()}
-    report = replace(
-        report,
+    report = report.replace(
         recipe=_recipe(request, recipe, runtime),
         evaluation={
             "samples": bench.samples.count,
@@ -179,8 +178,7 @@ class _Curves:
             checks, unchecked = check_function(parents, [aligned])
         repair = plan_repair(parents.anchor.graph) if recipe.repair == "auto" else None
         self._measure("fused", aligned, repair)
-        return replace(
-            report,
+        return report.replace(
             spaces=matched.spaces,
             layers=matched.layers,
             candidates=matched.candidates,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
@@ -49,10 +48,9 @@ def run_demo(request: DemoRequest, *, progress: Progress = silent) -> Report:
         models |= {"plain average": plain, "fused": fused}
         assert network is not None
         scores = {name: _accuracy(network, tensors, samples) for name, tensors in models.items()}
-    return replace(
-        report,
+    return report.replace(
         command="demo",
-        inputs=tuple(replace(i, path=Path(i.path).name) for i in report.inputs),
+        inputs=tuple(i.replace(path=Path(i.path).name) for i in report.inputs),
         evaluation={"samples": samples.count, "accuracy": scores},
     )
 

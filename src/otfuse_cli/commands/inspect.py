@@ -69,8 +69,8 @@ def run_inspect(request: InspectRequest, *, progress: Progress = silent) -> Repo
             if len(checkpoints) > 1 or request.graph or request.arch != "auto":
                 raise
             warning = f"no layer graph: {error.what}: {error.why}"
-            report = replace(
-                report, tensors=tensor_records(checkpoints[0], None), warnings=(warning,)
+            report = report.replace(
+                tensors=tensor_records(checkpoints[0], None), warnings=(warning,)
             )
             return finish(report, request)
         spec = None
@@ -81,13 +81,13 @@ def run_inspect(request: InspectRequest, *, progress: Progress = silent) -> Repo
         if parents.sources:
             # What a merge would take: its own matcher, not the quick one of a pre-flight.
             planned = replace(recipe, matcher="auto")
-            report = replace(
-                report, estimate=estimate_merge(parents.sources, parents.anchor, planned)
+            report = report.replace(
+                estimate=estimate_merge(parents.sources, parents.anchor, planned)
             )
             if request.costs:
                 with watch("match"):
                     report, maps = _costs(parents, recipe, runtime, report, request)
-    report = replace(report, timings=dict(watch.seconds), peak_rss_bytes=peak_rss_bytes())
+    report = report.replace(timings=dict(watch.seconds), peak_rss_bytes=peak_rss_bytes())
     return finish(report, request, maps, spec)
 
 
@@ -112,8 +112,7 @@ def _parents(
         of_anchor, separate = find_architectures(
             checkpoints, chosen, request.arch, free_outputs=request.free_outputs
         )
-        report = replace(
-            report,
+        report = report.replace(
             recipe={**report.recipe, "anchor": chosen},
             tensors=tensor_records(checkpoints[chosen], of_anchor.graph),
             graph=graph_record(of_anchor.graph),
@@ -133,7 +132,7 @@ def _parents(
             )
         except IncompatibleModels as error:
             raise refusal(error, checkpoints, chosen, report) from error
-        report = replace(report, warnings=(*parents.warnings, *report.warnings))
+        report = report.replace(warnings=(*parents.warnings, *report.warnings))
         medoid = find_medoid(parents, recipe, runtime) if at == MEDOID else chosen
         if medoid == chosen:
             return parents, report
@@ -148,7 +147,7 @@ def _costs(
     bench = open_bench(parents, request, recipe, Selection(normalised(None, count)), runtime)
     if bench is not None:
         parents = watch_units(bench, parents, recipe)
-        report = replace(report, warnings=(*report.warnings, *bench.warnings))
+        report = report.replace(warnings=(*report.warnings, *bench.warnings))
     anchor = parents.anchor
     matches = [match(s, anchor, recipe, runtime, random=True) for s in parents.sources]
     spaces = tuple(s for m in matches for s in m.spaces)
@@ -165,8 +164,7 @@ def _costs(
 
         maps = heat_maps(matches)
     remarks = (*(w for m in matches for w in m.warnings), *one_start(spaces))
-    report = replace(
-        report,
+    report = report.replace(
         spaces=spaces,
         layers=tuple(layer for m in matches for layer in m.layers),
         candidates=tuple(c for m in matches for c in m.candidates),

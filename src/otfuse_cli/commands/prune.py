@@ -117,7 +117,7 @@ def _prune(
             steps=work.made.steps if work.made is not None else (),
             refits=work.made.refits if work.made is not None else (),
         )
-    report = replace(report, timings=dict(watch.seconds), peak_rss_bytes=peak_rss_bytes())
+    report = report.replace(timings=dict(watch.seconds), peak_rss_bytes=peak_rss_bytes())
     if report_at is not None:
         outputs.write(report_at, report.to_json())
     return report

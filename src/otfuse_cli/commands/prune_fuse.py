@@ -153,9 +153,7 @@ class _Steps:
             )
         pruning = pruning_record(dense.graph, pruned.graph, survivors=self.survivors)
         recipe = {**report.recipe, "keep_shape": self.request.keep_shape}
-        return replace(
-            report, recipe=recipe, pruning=pruning, warnings=(*report.warnings, *remarks)
-        )
+        return report.replace(recipe=recipe, pruning=pruning, warnings=(*report.warnings, *remarks))
 
     def _matches(self, dense: Model, pruned: Model) -> bool:
         """Whether survivors decide the maps."""

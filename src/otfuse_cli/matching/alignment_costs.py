@@ -6,7 +6,6 @@ Whatever the matcher, the cost is the sweep's: incoming weights of a unit, all o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 
@@ -60,7 +59,7 @@ def measure(
         for own, map in zip(inner, maps, strict=True):
             record = _record(space.id, source.index, own, map, recipe, solver, errors)
             if random:
-                record = replace(record, random_cost=random_cost(own, map.plan, recipe))
+                record = record.replace(random_cost=random_cost(own, map.plan, recipe))
             records.append(record)
         spaces.append(mean_record(records))
         if space.per is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from ..report.records import Pair, SpaceRecord
 from ..requests.recipe import Recipe
@@ -60,4 +59,4 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 def _reversed(spaces: tuple[SpaceRecord, ...], source: int) -> tuple[SpaceRecord, ...]:
     """Permutations the other way round: they cost the same."""
-    return tuple(replace(s, source=source, sizes=s.sizes[::-1]) for s in spaces)
+    return tuple(s.replace(source=source, sizes=s.sizes[::-1]) for s in spaces)

@@ -104,8 +104,8 @@ def realign(
         if extra[at] and not _same(maps[at], replace(found[at].alignment, scales={}, shares={})):
             spaces, layers = measure(source, anchor, maps[at], recipe, {})
             alignment = scale_maps(source, anchor, maps[at], recipe)
-            before = tuple(replace(c, chosen=False) for c in found[at].candidates)
-            extra[at][-1] = replace(extra[at][-1], chosen=True)
+            before = tuple(c.replace(chosen=False) for c in found[at].candidates)
+            extra[at][-1] = extra[at][-1].replace(chosen=True)
             found[at] = replace(
                 found[at], alignment=alignment, spaces=spaces, layers=layers, candidates=before
             )

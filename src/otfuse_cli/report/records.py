@@ -1,56 +1,79 @@
 """The report: what a command did, as one frozen value (`otfuse.report/1`, docs/report.md).
 
-Commands return it, the renderer prints it, `--json` and the report file hold it. Nothing of ours
-may be imported here.
+Commands return it, the renderer prints it, `--json` and the report file hold it. The reader of
+stored reports (`files`) and the JSON Schema (`schema`) are derived from these types. Nothing of
+ours but the choices of options may be imported here.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
+
+import msgspec
+
+from ..requests.recipe import CHOICES
+from .value_types import (
+    Amount,
+    Command,
+    Count,
+    Digest,
+    Number,
+    Percent,
+    Positive,
+    Share,
+    Sparsity,
+    promise,
+)
 
 SCHEMA = "otfuse.report/1"
 ENVELOPE = "otfuse.envelope/1"
 
 
-@dataclass(frozen=True)
-class FileRecord:
-    """One checkpoint read or written. `dtypes` counts tensors by dtype; `sha256` of the file."""
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of the report: a frozen value, compared and shown by its fields."""
+
+    def replace(self, **changes: Any) -> Self:
+        """The same record with other values in the fields that `changes` names."""
+        return msgspec.structs.replace(self, **changes)
+
+
+class FileRecord(Record, frozen=True):
+    """One checkpoint read or written.
+
+    `dtypes` counts tensors by dtype; `sha256` is null where the file was not read whole.
+    """
 
     path: str
-    sha256: str | None
+    sha256: Digest | None
     container: str
-    tensors: int
-    parameters: int
-    dtypes: Mapping[str, int]
+    tensors: Count
+    parameters: Count
+    dtypes: Mapping[str, Positive]
 
 
-@dataclass(frozen=True)
-class SpaceRecord:
+class SpaceRecord(Record, frozen=True):
     """What transport did to one space of one source (`source` counts the checkpoints from 0).
 
-    `sizes` is [source, anchor]; `ot_cost` is `<plan, producer cost>`; `identity_cost` and
-    `moved_fraction` are null for unequal sizes; `random_cost`, the mean over random maps, is
-    null where it was not asked for.
+    `ot_cost` is `<plan, producer cost>`; `identity_cost` and `moved_fraction` are null for unequal
+    sizes; `random_cost`, the mean over random maps, is null where it was not asked for.
     """
 
     id: str
-    source: int
-    sizes: tuple[int, int]
+    source: Count
+    sizes: Annotated[tuple[Count, Count], promise("Source, anchor.")]
     tensors: tuple[str, ...]
-    ot_cost: float | None
-    identity_cost: float | None
-    moved_fraction: float | None
+    ot_cost: Amount | None
+    identity_cost: Amount | None
+    moved_fraction: Share | None
     solver: str
-    marginal_error: float
-    random_cost: float | None = None
+    marginal_error: Amount
+    random_cost: Amount | None = None
 
 
-@dataclass(frozen=True)
-class LayerRecord:
+class LayerRecord(Record, frozen=True):
     """OT cost of one layer: its space's plan against the layer's own rows.
 
     For an output layer the plan is the one that would be solved, diagnostic only, and
@@ -58,33 +81,30 @@ class LayerRecord:
     """
 
     name: str
-    source: int
-    ot_cost: float | None
-    identity_cost: float | None
-    diagonal_mass: float | None = None
-    random_cost: float | None = None
-    moved_fraction: float | None = None
+    source: Count
+    ot_cost: Amount | None
+    identity_cost: Amount | None
+    diagonal_mass: Share | None = None
+    random_cost: Amount | None = None
+    moved_fraction: Share | None = None
 
 
-@dataclass(frozen=True)
-class Pinned:
+class Pinned(Record, frozen=True):
     """An axis that stays in place, and why."""
 
     axis: str
     reason: str
 
 
-@dataclass(frozen=True)
-class GraphRecord:
+class GraphRecord(Record, frozen=True, forbid_unknown_fields=False):
     """The layer graph in short: where it comes from, free spaces and their sizes, pins."""
 
     source: str
-    spaces: Mapping[str, int]
+    spaces: Mapping[str, Count]
     pinned: tuple[Pinned, ...]
 
 
-@dataclass(frozen=True)
-class AxisRecord:
+class AxisRecord(Record, frozen=True, forbid_unknown_fields=False):
     """One axis of a tensor: its expression, the spaces in it, and the roles it plays."""
 
     expr: str
@@ -92,30 +112,27 @@ class AxisRecord:
     roles: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class TensorRecord:
+class TensorRecord(Record, frozen=True, forbid_unknown_fields=False):
     """A tensor of the anchor; `axes` is null where there is no layer graph."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     dtype: str
     axes: tuple[AxisRecord, ...] | None
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(Record, frozen=True):
     """One alignment that was tried for one source."""
 
     name: str
-    source: int
-    objective: float | None
-    agreement: float | None
-    flop: float
+    source: Count
+    objective: Number | None
+    agreement: Share | None
+    flop: Amount
     chosen: bool
 
 
-@dataclass(frozen=True)
-class StepRecord:
+class StepRecord(Record, frozen=True):
     """What the fused model is worth after a step, on the inputs of the fusion.
 
     `agreement` with the parents' ensemble, 0 to 1; `accuracy` in percent, null without labels. A
@@ -123,54 +140,50 @@ class StepRecord:
     """
 
     name: str
-    agreement: float
-    accuracy: float | None
+    agreement: Share
+    accuracy: Percent | None
     kept: bool
 
 
-@dataclass(frozen=True)
-class RefitRecord:
+class RefitRecord(Record, frozen=True):
     """How far a layer misses its target, relative to it: before and after its fit."""
 
     layer: str
-    before: float
-    after: float
+    before: Amount
+    after: Amount
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(Record, frozen=True):
     """One difference of a checkpoint (`source`) from the anchor.
 
     `kind`: a tensor `missing` or `extra` there, another number of `axes`, a `size` that no width
     of the network explains; `width` (units of a space, in place of shapes) and `dtype` are allowed.
     """
 
-    source: int
-    kind: str
+    source: Count
+    kind: Annotated[str, promise(enum=["missing", "extra", "axes", "size", "width", "dtype"])]
     name: str
-    shape: tuple[int, ...] | None
-    anchor_shape: tuple[int, ...] | None
+    shape: tuple[Count, ...] | None
+    anchor_shape: tuple[Count, ...] | None
     reason: str | None = None
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(Record, frozen=True):
     """Costs of aligning one checkpoint to another, summed over spaces; the spaces in full.
 
     `identity_cost` and `moved_fraction` (of all units) are null for unequal sizes.
     """
 
-    source: int
-    anchor: int
-    ot_cost: float
-    identity_cost: float | None
-    random_cost: float | None
-    moved_fraction: float | None
+    source: Count
+    anchor: Count
+    ot_cost: Amount
+    identity_cost: Amount | None
+    random_cost: Amount | None
+    moved_fraction: Share | None
     spaces: tuple[SpaceRecord, ...]
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(Record, frozen=True):
     """What a merge of the inputs would take; counted from shapes, nothing is timed.
 
     `memory_bytes` comes on top of the program itself: `tensor_bytes` (the largest pair of layers,
@@ -179,18 +192,17 @@ class Estimate:
     search by name, those in `skipped` don't fit.
     """
 
-    memory_bytes: int
-    tensor_bytes: int
-    cost_bytes: int
-    kept_bytes: int
-    flop: float
-    effort: float
-    steps: Mapping[str, float]
+    memory_bytes: Count
+    tensor_bytes: Count
+    cost_bytes: Count
+    kept_bytes: Count
+    flop: Amount
+    effort: Amount
+    steps: Mapping[str, Amount]
     skipped: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Checks:
+class Checks(Record, frozen=True):
     """Do the aligned sources compute what they computed?
 
     `function`: `kept` where a network of the user's or of a library's was run and said so;
@@ -199,73 +211,98 @@ class Checks:
     """
 
     function: Literal["kept", "assumed", "failed"] | None = None
-    max_error: float | None = None
+    max_error: Amount | None = None
     assumption: str | None = None
 
 
-@dataclass(frozen=True)
-class PrunedSpace:
-    """Units of a space before and after; `survivors`: those of them found again (prune-fuse)."""
+class PrunedSpace(Record, frozen=True):
+    """Units of a space before and after.
+
+    `survivors`: units of the pruned network that are units of the dense one; null for `prune`.
+    """
 
     id: str
-    units: int
-    kept: int
-    survivors: int | None = None
+    units: Positive
+    kept: Positive
+    survivors: Count | None = None
 
 
-@dataclass(frozen=True)
-class PrunedLayer:
+class PrunedLayer(Record, frozen=True):
     """Parameters of a module before and after; `sparsity` is the share that went."""
 
     name: str
-    parameters: int
-    kept: int
-    sparsity: float
+    parameters: Count
+    kept: Count
+    sparsity: Sparsity
 
 
-@dataclass(frozen=True)
-class Pruning:
+class Pruning(Record, frozen=True):
     """What was pruned, by `prune` or before `prune-fuse`; `advice`: what else has to change."""
 
-    criterion: str | None
-    parameters: int
-    kept: int
-    sparsity: float
+    criterion: Annotated[str | None, promise(enum=[*CHOICES["criterion"], None])]
+    parameters: Count
+    kept: Count
+    sparsity: Sparsity
     spaces: tuple[PrunedSpace, ...]
     layers: tuple[PrunedLayer, ...]
-    advice: tuple[str, ...] = ()
+    advice: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Report:
+Tensors = Annotated[
+    tuple[TensorRecord, ...], promise("What inspect and check saw in the anchor; else empty.")
+]
+Pairs = Annotated[
+    tuple[Pair, ...],
+    promise("Every checkpoint to every other, where inspect compares more than two."),
+]
+Yardsticks = Annotated[
+    tuple[StepRecord, ...],
+    promise("What every parent is worth by itself, on the inputs of the fusion."),
+]
+Evaluation = Annotated[
+    Mapping[str, Any],
+    promise(
+        "Plain values, and mappings of names to numbers.",
+        additionalProperties={
+            "anyOf": [
+                {"type": ["string", "number", "boolean", "null"]},
+                {"type": "object", "additionalProperties": {"type": ["number", "null"]}},
+            ]
+        },
+    ),
+]
+
+
+# A newer release may add keys at the top: they are passed over. The tag is its key `schema`.
+class Report(Record, frozen=True, forbid_unknown_fields=False, tag_field="schema", tag=SCHEMA):
     """Everything a command has to say. Two runs differ only in `timings` and `peak_rss_bytes`."""
 
-    command: str
-    version: str
+    command: Command
+    version: Annotated[str, promise("The otfuse that wrote this.")]
     inputs: tuple[FileRecord, ...] = ()
     output: tuple[FileRecord, ...] = ()
-    recipe: Mapping[str, Any] = field(default_factory=dict)
-    tensors: tuple[TensorRecord, ...] = ()
+    recipe: Mapping[str, Any] = {}
+    tensors: Tensors = ()
     graph: GraphRecord | None = None
     spaces: tuple[SpaceRecord, ...] = ()
     layers: tuple[LayerRecord, ...] = ()
     candidates: tuple[Candidate, ...] = ()
     differences: tuple[Difference, ...] = ()
-    pairs: tuple[Pair, ...] = ()
+    pairs: Pairs = ()
     estimate: Estimate | None = None
-    checks: Checks = field(default_factory=Checks)
-    yardsticks: tuple[StepRecord, ...] = ()
+    checks: Checks = msgspec.field(default_factory=Checks)
+    yardsticks: Yardsticks = ()
     steps: tuple[StepRecord, ...] = ()
     refits: tuple[RefitRecord, ...] = ()
     pruning: Pruning | None = None
-    evaluation: Mapping[str, Any] | None = None
+    evaluation: Evaluation | None = None
     warnings: tuple[str, ...] = ()
-    timings: Mapping[str, float] = field(default_factory=dict)
-    peak_rss_bytes: int = 0
+    timings: Annotated[Mapping[str, Amount], promise("Wall seconds by stage.")] = {}
+    peak_rss_bytes: Count = 0
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain JSON values, `schema` first."""
-        return {"schema": SCHEMA, **_plain(asdict(self))}
+        return {"schema": SCHEMA, **_plain(self)}
 
     def to_json(self) -> str:
         """The report as indented JSON text with a final newline; never NaN."""
@@ -273,7 +310,9 @@ class Report:
 
 
 def _plain(value: Any) -> Any:
-    """Paths to strings, tuples to lists, the rest as it is."""
+    """Records to objects, paths to strings, tuples to lists, the rest as it is."""
+    if isinstance(value, Record):
+        return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

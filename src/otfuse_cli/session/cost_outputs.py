@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from ..report.files import gate
+from ..report.gate import gate
 from ..report.records import Report
 from ..requests.requests import STANDARD, InspectRequest
 

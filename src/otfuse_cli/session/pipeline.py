@@ -70,7 +70,7 @@ def _run(plan: MergePlan, progress: Progress, also: Put | None, outputs: Publica
             with work.watch(seconds) if seconds else nullcontext():
                 stage(work)
         report = plan.steps.describe(work.parents, work.report())
-    report = replace(report, timings=dict(work.watch.seconds), peak_rss_bytes=peak_rss_bytes())
+    report = report.replace(timings=dict(work.watch.seconds), peak_rss_bytes=peak_rss_bytes())
     if plan.report is not None:
         outputs.write(plan.report, report.to_json())
     return report

@@ -83,7 +83,8 @@ def check_pruned(work: PrunedNetwork) -> tuple[Checks, tuple[str, ...]]:
             why=f"{work.model.graph.source} says units go together that do not",
             fix="find the claim with otfuse check, or correct the spec",
         )
-    return replace(verdict, function=verdict.function or "kept", max_error=change.error), fitted
+    function = verdict.function or "kept"
+    return verdict.replace(function=function, max_error=change.error), fitted
 
 
 def write_pruned(

@@ -180,7 +180,7 @@ def _record(now: SpaceRecord, then: SpaceRecord, moves: Moves, stream: Stream) -
     if index is not None:
         moved = float((index != torch.arange(len(index))).double().mean())
     solver = "assignment" if index is not None else "polar"
-    return replace(now, identity_cost=then.ot_cost, moved_fraction=moved, solver=solver)
+    return now.replace(identity_cost=then.ot_cost, moved_fraction=moved, solver=solver)
 
 
 class _Test:

@@ -8,7 +8,7 @@ own way with streams.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...errors import IncompatibleModels
 from ...graph.axes import axis_units
@@ -271,7 +271,7 @@ def output_records(
             rows = read_rows(source, anchor, (producer,), space.id, alignment)
             solution = solve_rows(rows, recipe)
             (record,) = layer_records(rows, solution.plan, source.index, recipe, random=random)
-            records.append(replace(record, diagonal_mass=solution.plan.trace()))
+            records.append(record.replace(diagonal_mass=solution.plan.trace()))
     return records
 
 
