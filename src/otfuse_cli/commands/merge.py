@@ -1,4 +1,4 @@
-"""`merge`: align every source to the anchor, average, write (DESIGN sections 3 and 4)."""
+"""`merge`: align every source to the anchor, average, write (docs/methods/README.md)."""
 
 from __future__ import annotations
 

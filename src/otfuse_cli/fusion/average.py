@@ -1,4 +1,4 @@
-"""The weighted average of aligned models, one tensor at a time (DESIGN section 3, Average).
+"""The weighted average of aligned models, one tensor at a time (docs/methods/average.md).
 
 F = anchor + sum_k w_k (aligned_k - anchor) in float32 (float64 if any input is), so that equal
 values stay equal. Integer and bool tensors are never averaged.

@@ -4,7 +4,7 @@ The parents side by side are one network of summed widths whose logits are the w
 each space as many units are kept as the anchor has, those that explain most of what is read from
 all; what the others did is rebuilt from them; then every layer is fitted on the network's own
 inputs to what the chosen units of the parents compute there. Nothing is averaged but the outputs,
-and nothing needs to be aligned (DESIGN section 3, Joint).
+and nothing needs to be aligned (docs/methods/joint.md).
 """
 
 from __future__ import annotations

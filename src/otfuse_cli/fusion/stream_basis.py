@@ -1,4 +1,4 @@
-"""A joint basis for the residual streams of several parents (notes/transformers.md section 3).
+"""A joint basis for the residual streams of several parents (docs/methods/joint.md).
 
 The streams side by side need far fewer directions than they have together: the principal axes of
 the stacked stream keep nearly all of each. A fixed linear map commutes with the additions, so that

@@ -20,7 +20,7 @@ PINNED = {"in": "input", "out": "output"}
 
 
 class Role(StrEnum):
-    """How a tensor uses the units on one of its axes (DESIGN section 2)."""
+    """How a tensor uses the units on one of its axes (docs/architecture.md, The data model)."""
 
     PRODUCE = "produce"  # rows that make the unit
     CONSUME = "consume"  # columns that read it
@@ -122,7 +122,7 @@ class Derived:
     """Tensors that are a function of others.
 
     Attributes:
-        kind: Which function (`graph.derived`, `fuse.relations`).
+        kind: Which function (`graph/derived_tensors.py`, `fusion/relations.py`).
         source: The tensor that it is a function of first of all.
         parts: Part to tensor name.
         dim: The axis of the source that counts as its rows.
@@ -225,7 +225,7 @@ def first_difference(source: LayerGraph, anchor: LayerGraph) -> str | None:
     """Where two graphs differ in more than widths, in words; None when they match.
 
     Graphs match when they have the same tensors, the same axis expressions with equal ids, and
-    equal fixed and pinned sizes (notes/graph.md section 2).
+    equal fixed and pinned sizes (docs/architecture.md, The data model).
     """
     for name in anchor.tensors:
         if name not in source.tensors:

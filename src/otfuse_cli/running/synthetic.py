@@ -1,4 +1,4 @@
-"""Inputs made up for a network, so that a fusion needs no data (DESIGN section 3).
+"""Inputs made up for a network, so that a fusion needs no data (docs/methods/inputs.md).
 
 | kind | for | what it is |
 | --- | --- | --- |

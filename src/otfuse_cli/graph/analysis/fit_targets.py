@@ -2,7 +2,7 @@
 
 A layer is a linear map or a convolution whose weight is a tensor of the checkpoint. Its target is
 its own output, after the BatchNorm that follows; where it is the last one to feed an addition, it
-is what the addition should give, less the other operand (DESIGN section 3, Refit).
+is what the addition should give, less the other operand (docs/methods/refit.md).
 """
 
 from __future__ import annotations
