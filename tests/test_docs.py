@@ -122,3 +122,9 @@ def test_modules_named_in_the_text_exist():
         folder = ROOT if place.startswith(("tests/", "examples/", "benchmarks/")) else PACKAGE
         if "/" in place:
             assert (folder / place).exists(), place
+
+
+def test_every_example_has_a_line():
+    shown = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    missing = [p.name for p in (ROOT / "examples").glob("*.py") if f"`{p.name}`" not in shown]
+    assert missing == []
