@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT
+from test_imports import LEVEL
 
 PACKAGE = ROOT / "src" / "otfuse_cli"
 DOCUMENTS = [
@@ -24,6 +25,9 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 CITATION = re.compile(r"\bdocs/[\w/-]+\.md(?:,\s+([A-Z][\w -]*))?")
 ROOM = re.compile(r"^### `([\w/]+)/`$", re.MULTILINE)
 ROW = re.compile(r"^\| `(\w+)` \| (.+) \|$", re.MULTILINE)
+# Rooms of the diagram, and what stands on what: cli["cli<br/>the terminal"], cli --> commands
+NODE = re.compile(r'(\w+)\["([\w, ]+)<br/>')
+ARROW = re.compile(r"(\w+)(?:\[[^]]*\])? --> (\w+)")
 # A path of a module in running text: fusion/average.py
 PLACE = re.compile(r"`((?:\w+/)*[a-z_]\w*\.py)`")
 
@@ -105,6 +109,18 @@ def test_every_module_has_one_line_and_nothing_else_has():
 def test_every_room_has_a_table():
     rooms = {str(path.parent.relative_to(PACKAGE)) for path in PACKAGE.rglob("__init__.py")} - {"."}
     assert set(ROOM.findall(ARCHITECTURE)) == rooms | {PACKAGE.name}
+
+
+def test_the_diagram_has_every_room_and_arrows_point_down():
+    diagram = ARCHITECTURE.partition("```mermaid")[2].partition("```")[0]
+    rooms = {node: names.split(", ") for node, names in NODE.findall(diagram)}
+    named = [name for names in rooms.values() for name in names]
+    assert sorted(named) == sorted(room or "__init__" for room in LEVEL)
+    levels = {node: LEVEL[names[0].removeprefix("__init__")] for node, names in rooms.items()}
+    arrows = ARROW.findall(diagram)
+    assert {node for arrow in arrows for node in arrow} == set(rooms)
+    # Rooms of one level may stand on each other one way (tests/test_imports.py).
+    assert [arrow for arrow in arrows if levels[arrow[0]] > levels[arrow[1]]] == []
 
 
 def test_no_cell_is_a_paragraph():
