@@ -30,8 +30,8 @@ from ..session.plan import MergePlan, Steps, report_path
 from ..session.pruned_parents import assemble_pruned
 from ..transport.choice import PartlyFixed
 
-# Weight of a dense net whose units are all that the pruned one has (docs/methods.md, measured on
-# training images), and of one that the pruned net was trained away from.
+# Weight of a dense net whose units are all that the pruned one has (measured on training
+# images: docs/methods/pruning.md), and of one that the pruned net was trained away from.
 _TRUSTING, _CAREFUL = 0.7, 0.5
 
 

@@ -3,7 +3,7 @@
 The parents side by side are one network with a wide stream, all heads and all units. The stream is
 projected onto the directions that both parents need, of heads and units as many are kept as the
 anchor has, and every layer is fitted, on the fused network's own inputs, to what the parents
-compute there (docs/methods/joint.md).
+compute there (docs/methods/joint.md, Streams without axes).
 """
 
 from __future__ import annotations

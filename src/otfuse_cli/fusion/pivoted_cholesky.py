@@ -2,7 +2,7 @@
 
 Units are what they do on the inputs, rows of a Gram matrix over all taps of a space. Choosing M of
 them is the projection of the mixture of the parents' unit measures onto M points of its support
-(docs/methods/joint.md). Legend: U units of all parents, M chosen.
+(docs/methods/joint.md, Choosing). Legend: U units of all parents, M chosen.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Closed-form refit: each layer of the average, on its own inputs, toward the parents' mean.
 
-Layer by layer in execution order, parents and fused network in lock step (docs/methods/
-refit.md). No labels, no gradients; weights stay near the average where inputs say nothing.
+Layer by layer in execution order, parents and fused network in lock step (docs/methods/refit.md).
+No labels, no gradients; weights stay near the average where inputs say nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Repair without data: what an average of imperfectly matched units loses, from weights alone.
 
-Where aligned rows differ, their mean is shorter than they are (docs/methods/average.md). Layers
-without a norm get their rows' length back. BatchNorm gets the variance that its input will have,
-in closed form: `w_a^2 v_a + w_b^2 v_b + 2 w_a w_b rho sqrt(v_a v_b)`, rho = cosine of the matched
-incoming rows (REPAIR, Jordan et al. 2023, with the correlation of white inputs).
+Where aligned rows differ, their mean is shorter than they are (docs/methods/average.md, Repair).
+Layers without a norm get their rows' length back. BatchNorm gets the variance that its input will
+have, in closed form: `w_a^2 v_a + w_b^2 v_b + 2 w_a w_b rho sqrt(v_a v_b)`, rho = cosine of the
+matched incoming rows (REPAIR, Jordan et al. 2023, with the correlation of white inputs).
 
 Tensors are fused one at a time, and so they are repaired: a running variance reads the tensor that
 feeds its norm again.

@@ -4,8 +4,8 @@ A permutation moves unit onto unit, and the mean of the two is between them. Whe
 (or a plan is soft) an anchor's unit stands beside a mean of several units of the source. Of k
 unrelated units the mean has another place and another scale than any of them, and hardly
 anything to do with the anchor's: aimed at in full it replaces what the unit was for by a blur that
-nothing can make (docs/methods/refit.md). So it is brought to the mean and deviation that the
-anchor's unit has, and counts by the share of it that the anchor's unit expresses, the square of
+nothing can make (docs/methods/refit.md, Soft maps). So it is brought to the mean and deviation that
+the anchor's unit has, and counts by the share of it that the anchor's unit expresses, the square of
 their correlation, and by how many units stand for one (`matching/width_weights.py`). What both
 compute alike is averaged, the rest is the anchor's; outputs are no such units and count in full.
 

@@ -128,7 +128,7 @@ def spec_view(shapes: Shapes, *, rename: bool = True) -> Plain:
 
 
 def linked(derived: Derived, graph: LayerGraph) -> Iterator[Link]:
-    """Which axes of a relation (`fuse.relations`) carry the units of which axes of its source."""
+    """Which axes of a relation (`fusion/relations.py`) carry units of which axes of its source."""
     (target,) = derived.tensors
     source, kind = derived.source, derived.kind
     if kind in ("norms", "squares"):

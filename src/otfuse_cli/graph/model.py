@@ -20,7 +20,7 @@ PINNED = {"in": "input", "out": "output"}
 
 
 class Role(StrEnum):
-    """How a tensor uses the units on one of its axes (docs/architecture.md)."""
+    """How a tensor uses the units on one of its axes (docs/architecture.md, The data model)."""
 
     PRODUCE = "produce"  # rows that make the unit
     CONSUME = "consume"  # columns that read it
@@ -132,7 +132,7 @@ class Derived:
     """Tensors that are a function of others.
 
     Attributes:
-        kind: Which function (`graph.derived_tensors`, `fusion.relations`).
+        kind: Which function (`graph/derived_tensors.py`, `fusion/relations.py`).
         source: The tensor that it is a function of first of all.
         parts: Part to tensor name.
         dim: The axis of the source that counts as its rows.

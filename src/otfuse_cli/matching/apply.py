@@ -1,7 +1,7 @@
 """Maps applied to tensors, factor by factor.
 
 `W' = einsum('nm,n...->m...', produce, W)` on axes that make units or carry one number per unit,
-`W' = einsum('...n,nm->...m', W, consume)` on axes that read them (DESIGN section 3, Transport).
+`W' = einsum('...n,nm->...m', W, consume)` on axes that read them (docs/methods/transport.md, Maps).
 An axis with structure is taken apart into its factors first, so no Kronecker product is formed.
 """
 
@@ -84,7 +84,8 @@ def _dims(
     dims = []
     for dim, axis in enumerate(graph.tensors[name].axes):
         maps = alignment.on(name, dim)
-        # A tied tensor that makes and reads its units takes the produce side (DESIGN section 3).
+        # A tied tensor that makes and reads its units takes the produce side
+        # (docs/methods/transport.md, Maps).
         consume = Role.CONSUME in axis.roles and Role.PRODUCE not in axis.roles
         overridden = (name, dim) in alignment.overrides
         families: Families = {} if overridden else alignment.families

@@ -4,7 +4,7 @@ Gains and shifts of norms go into the layers that read them; what LayerNorm take
 mean) is taken out of readers and writers; biases that softmax doesn't see or hands on unchanged go
 where they end up; queries and keys of a head, values and outputs too, get equal singular values.
 What is left between two copies of one function is a rotation of the stream, rotations inside
-heads, and permutations (notes/transformers.md section 2).
+heads, and permutations (docs/methods/streams.md, Canonical form).
 
 All of it happens in float64, under the names and in the shapes of the checkpoint.
 """

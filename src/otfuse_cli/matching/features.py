@@ -1,4 +1,4 @@
-"""What units are compared by: their incoming weights (DESIGN section 3, Features).
+"""What units are compared by: their incoming weights (docs/methods/transport.md, Features).
 
 The rows of every tensor that makes the units of a space, other axes already moved onto the
 anchor, the bias as the weight of a constant input, a following BatchNorm folded in.

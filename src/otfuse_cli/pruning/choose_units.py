@@ -16,7 +16,7 @@ from .amounts import kept_count
 from .units import both_sides, index_spaces, norm_mass, random_order, weight_norms
 
 # Of what is merged, no kept unit takes more than this times an equal share
-# (docs/methods/pruning.md).
+# (docs/methods/pruning.md, prune-fuse).
 _BOUND = 1.25
 
 
@@ -38,7 +38,7 @@ def choose_kept(
 ) -> KeptUnits:
     """Apply a criterion (`l1`, `l2`, `random`, `ot`) to every space of `amounts`.
 
-    For `reconstruct`, which decides on inputs (`prune.reconstruct`), only the numbers of units are.
+    For `reconstruct`, which decides on inputs (`reduce_widths`), only the numbers of units are.
 
     Ties go to the lowest index. Heads and channel groups are chosen, never merged: the units
     inside them have no common order.

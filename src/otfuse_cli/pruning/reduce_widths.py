@@ -1,8 +1,9 @@
 """One network reduced to smaller widths by what its units do (`--criterion reconstruct`).
 
-Joint fusion with one parent (docs/methods/joint.md): of every space those units stay that explain
-the others best on the inputs, and what read the others reads what is made of them from those that
-stay. Nothing is fitted here. Spaces that are not pruned keep all units in their order.
+Joint fusion with one parent (docs/methods/pruning.md, By reconstruction): of every space those
+units stay that explain the others best on the inputs, and what read the others reads what is made
+of them from those that stay. Nothing is fitted here. Spaces that are not pruned keep all units in
+their order.
 
 Legend: U units, M of them stay, d outputs of a layer.
 """

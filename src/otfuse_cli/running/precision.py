@@ -23,7 +23,8 @@ FLOAT16 = 1e-2
 BFLOAT16 = 5e-2
 
 # Rounding grows with depth and with sums in another order, by some hundred times a unit of float32;
-# of the half formats there is no room for that before a wrong unit would pass: some ten times.
+# of the half formats there is no room for that before a wrong unit would pass: some ten times
+# (docs/methods/proof.md, How much may differ).
 ALLOWED = {
     torch.float64: EXACT,
     torch.complex128: EXACT,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..running.samples import Samples
     from .bench import Bench, Tensors
 
-# Fewer inputs than this say too little about a layer (DESIGN section 3, Refit).
+# Fewer inputs than this say too little about a layer (docs/methods/inputs.md, Real).
 LEAST_SAMPLES = 25
 REAL, SYNTHETIC = 400, 2_000
 CLASS_DRIVEN = 900  # each costs two dozen passes, forward and back
@@ -229,7 +229,7 @@ def _inputs(parents: Parents, options: FusionOptions, recipe: Recipe) -> Samples
 
 
 def _kind(parents: Parents, options: FusionOptions) -> str:
-    """What is made up. Where attention reads an image, plain leaves do harm (docs/methods.md)."""
+    """What is made up. Where attention reads images, leaves do harm (docs/methods/inputs.md)."""
     from ..running.inputs import slots
 
     network, kind = parents.shared_architecture.network, options.synthetic_kind

@@ -2,7 +2,7 @@
 
 The objective is the sum over layers of `<anchor, moved source>`, each layer at unit norm. Every
 step has a closed form: a polar factor for the stream and for the insides of heads, an assignment
-for heads and for units. No data, no labels (notes/transformers.md section 2).
+for heads and for units. No data, no labels (docs/methods/streams.md, Turning).
 Legend: N source units, M anchor units, d width of the stream.
 """
 
