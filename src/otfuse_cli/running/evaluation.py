@@ -6,7 +6,7 @@ gives one row of logits for each position of a sequence (labels then have one mo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, isfinite, log
 
@@ -147,14 +147,6 @@ def class_axis(logits: Tensor, samples: Samples) -> int:
     ids = _token_ids(samples)
     tokens = ids is not None and logits.ndim == 3 and logits.shape[:2] == ids.shape
     return -1 if tokens else 1
-
-
-def score_batches(batches: Iterable[tuple[Tensor, Samples]]) -> Score:
-    """The score of outputs that come batch by batch with their samples."""
-    tally = Tally()
-    for logits, samples in batches:
-        tally.add(logits, samples)
-    return tally.score()
 
 
 def _token_ids(samples: Samples) -> Tensor | None:
