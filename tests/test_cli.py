@@ -480,7 +480,7 @@ def test_help_shows_panels_choices_and_defaults(cli, name):
         assert {"Pruning", "Inputs", "Output", "Run"} <= set(panels)
         return
     assert {"Fusion", "Matching", "Output", "Run"} <= set(panels)
-    assert "--solver exact|sinkhorn|unbalanced" in text
+    assert "--solver exact|sinkhorn" in text
     assert "[default: exact]" in text
     assert f"[default: {requests.Recipe.epsilon}]" in " ".join(text.split())
 

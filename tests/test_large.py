@@ -119,7 +119,7 @@ def test_rows_of_a_stored_tensor(tmp_path):
                 assert torch.equal(checkpoint.read_rows(key, 1, 2), checkpoint.read(key)[1:2])
 
 
-@pytest.mark.parametrize("metric", ["euclidean", "sqeuclidean"])
+@pytest.mark.parametrize("metric", ["euclidean"])
 @pytest.mark.parametrize("unit_norm", [True, False])
 def test_a_large_space_is_matched_like_any_other(monkeypatch, metric, unit_norm):
     models = [net(0), net(1)]

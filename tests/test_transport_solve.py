@@ -364,18 +364,6 @@ def test_scaling_is_accelerated() -> None:
     assert scaling.scale(cost, a, a, epsilon=0.02 * spread, rho=rho).iterations <= 400
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_unbalanced_reports_its_marginals(kind: str) -> None:
-    solution = solve(neurons(kind, 40, 30), solver=Solver.UNBALANCED)
-    plan = solution.plan
-    assert solution.solver == "unbalanced"
-    assert 0.1 < plan.total < 1.01
-    off = [(plan.mass_N - 1 / 40).abs().sum(), (plan.mass_M - 1 / 30).abs().sum()]
-    assert solution.marginal_error == pytest.approx(float(max(off)))
-    firm = solve(neurons(kind, 40, 30), solver=Solver.UNBALANCED, relaxation=1e3)
-    assert firm.marginal_error < max(1e-2, solution.marginal_error)
-
-
 def test_sinkhorn_that_does_not_converge_names_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -453,8 +441,6 @@ def test_refuses_a_tie_cost_of_another_shape() -> None:
 def test_refuses_options_that_are_not_positive(value: float) -> None:
     with pytest.raises(UsageError, match="epsilon"):
         solve(torch.zeros(2, 2), solver=Solver.SINKHORN, epsilon=value)
-    with pytest.raises(UsageError, match="relaxation"):
-        solve(torch.zeros(2, 2), solver=Solver.UNBALANCED, relaxation=value)
 
 
 @pytest.mark.parametrize("kind", ["random", "dead", "copies", "whole"])

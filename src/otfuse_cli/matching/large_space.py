@@ -181,7 +181,7 @@ def large_space(
     for each unit of another space.
     """
     graph = anchor.graph
-    sums = recipe.metric in ("euclidean", "sqeuclidean") and recipe.mass == "uniform"
+    sums = recipe.metric == "euclidean" and recipe.mass == "uniform"
     if not sums or recipe.align != "wts" or graph.spaces[space].per is not None:
         return None
     numbers = sum(

@@ -49,7 +49,7 @@ def match(
     _require_real(anchor)
     average = recipe.residual == "average" and bool(stream_spaces(anchor.graph))
     first = (sweep_average if average else sweep)(source, anchor, recipe, runtime, random=random)
-    only = _sweep_only(recipe, average=average)
+    only = _sweep_only(average=average)
     if recipe.matcher == "sweep" or (recipe.matcher == "auto" and only is not None):
         return _alone(source, anchor, recipe, first, only)
     if recipe.matcher in ("descent", "frank-wolfe") and only is not None:
@@ -145,8 +145,6 @@ def _require_same_sizes(source: Model, anchor: Model) -> None:
             )
 
 
-def _sweep_only(recipe: Recipe, *, average: bool) -> str | None:
+def _sweep_only(*, average: bool) -> str | None:
     """The option that leaves nothing but a sweep, if there is one."""
-    if average:
-        return "--residual average"
-    return "--solver unbalanced" if recipe.solver == "unbalanced" else None
+    return "--residual average" if average else None

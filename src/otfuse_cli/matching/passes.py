@@ -117,7 +117,7 @@ def _again(
     source: Model, target: Mean, maps: Alignment, recipe: Recipe, runtime: Runtime, number: int
 ) -> tuple[Alignment, Candidate]:
     work = Similarity(source, target, paper_scale=recipe.scale == "paper")
-    if recipe.matcher == "sweep" or recipe.solver == "unbalanced":
+    if recipe.matcher == "sweep":
         swept = sweep(source, target, recipe, runtime)
         again, flop, value = swept.alignment, swept.flop, work.objective(swept.alignment)
     else:

@@ -12,9 +12,9 @@ from ..errors import UsageError
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "align": ("wts", "acts", "none"),
     "matcher": ("auto", "sweep", "descent", "frank-wolfe"),
-    "metric": ("euclidean", "sqeuclidean", "cosine", "correlation"),
+    "metric": ("euclidean", "cosine", "correlation"),
     "mass": ("uniform", "norm", "importance"),
-    "solver": ("exact", "sinkhorn", "unbalanced"),
+    "solver": ("exact", "sinkhorn"),
     "residual": ("shared", "average", "identity", "orthogonal"),
     "scale": ("auto", "preserve", "balanced", "paper"),
     "repair": ("auto", "none"),
@@ -41,7 +41,7 @@ class Recipe:
         unit_norm: Compare rows at unit norm (cost only).
         mass: `uniform`, `norm` (row norms), or `importance` (mean |activation| times its
             deviation).
-        solver: `exact`, `sinkhorn` or `unbalanced`.
+        solver: `exact` or `sinkhorn`.
         epsilon: Entropic regularisation, in standard deviations of the centred cost.
         residual: How residual streams are mapped.
         beta: Share of the shortcut in `residual average`.

@@ -77,10 +77,6 @@ class Permutation:
         """(N, N)."""
         return self.plan.shape
 
-    def inverse(self) -> Permutation:
-        """The map that takes every unit back."""
-        return Permutation(torch.argsort(self.index_M))
-
     def produce(self, tensor: Tensor, dim: int, anchor: Tensor | None = None) -> Tensor:
         """Reorder `dim`, in the tensor's own dtype; the identity returns the tensor itself.
 

@@ -39,7 +39,6 @@ class Solver(StrEnum):
 
     EXACT = "exact"
     SINKHORN = "sinkhorn"
-    UNBALANCED = "unbalanced"
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Solution:
     Attributes:
         plan: The transport plan.
         ot_cost: `<plan, cost>` with the cost as given, in float64.
-        solver: What solved it: `assignment`, `emd`, `sinkhorn` or `unbalanced`.
+        solver: What solved it: `assignment`, `emd` or `sinkhorn`.
         marginal_error: L1 distance of the plan's row or column sums from the masses, the larger.
     """
 
@@ -66,7 +65,6 @@ def solve(
     *,
     solver: Solver = Solver.EXACT,
     epsilon: float = 0.05,
-    relaxation: float = 1.0,
     tie_NM: Tie | None = None,
 ) -> Solution:
     """Solve a discrete transport problem (the paper's section 3, Eq. 1), and check the result.
@@ -79,27 +77,24 @@ def solve(
         cost_NM: Any floating dtype and device; solved in float64.
         mass_N: Source masses, float, summing to 1; None = uniform.
         mass_M: Anchor masses, likewise.
-        solver: Exact, Sinkhorn (log domain) or unbalanced (KL, entropic, log domain).
+        solver: Exact or Sinkhorn (log domain).
         epsilon: Entropy, in standard deviations of the cost with row and column means removed.
-        relaxation: Price of leaving the masses (unbalanced), in means of the cost.
         tie_NM: Secondary cost, or a function that computes it, consulted only among exactly equal
             plans.
 
     Raises:
         SolveFailed: The cost is not finite, or the solver didn't converge or broke a marginal.
-        UsageError: `epsilon` or `relaxation` is not a positive number.
+        UsageError: `epsilon` is not a positive number.
         ValueError: Empty or mismatched shapes, masses that are negative or don't sum to 1.
     """
     _check_cost(cost_NM)
     n, m = cost_NM.shape
     _check_tie(tie_NM, cost_NM)
     a_N, b_M = _mass(mass_N, n), _mass(mass_M, m)
-    for option, value in (("--epsilon", epsilon), ("relaxation", relaxation)):
-        if not (value > 0 and math.isfinite(value)):
-            raise UsageError(f"{option} must be a positive number", where=f"{option} {value}")
+    if not (epsilon > 0 and math.isfinite(epsilon)):
+        raise UsageError("--epsilon must be a positive number", where=f"--epsilon {epsilon}")
     if solver is not Solver.EXACT:
-        rho = relaxation if solver is Solver.UNBALANCED else None
-        plan, name = _entropic(cost_NM, a_N, b_M, epsilon, rho), solver.value
+        plan, name = _entropic(cost_NM, a_N, b_M, epsilon), solver.value
     elif n == m and _is_uniform(a_N) and _is_uniform(b_M):
         plan, name = _assignment(cost_NM, tie_NM), "assignment"
     else:
@@ -108,7 +103,7 @@ def solve(
         float((plan.mass_N - a_N).abs().sum()),
         float((plan.mass_M - b_M).abs().sum()),
     )
-    limit = {"sinkhorn": _ENTROPIC, "unbalanced": math.inf}.get(name, _EXACT)
+    limit = _ENTROPIC if name == "sinkhorn" else _EXACT
     if not error < limit:
         _fail(cost_NM, f"its marginals are off by {error:.1e}, more than {limit:.0e}")
     return Solution(plan, plan.cost(cost_NM), name, error)
@@ -232,10 +227,8 @@ def _simplex(cost: Array, a: Array, b: Array) -> tuple[Array, Array]:
     return flow, (gap <= 10 * TIGHT * max(1.0, float(cost.max()))) | (flow > 0)
 
 
-def _entropic(
-    cost_NM: Tensor, a_N: Tensor, b_M: Tensor, epsilon: float, relaxation: float | None
-) -> Plan:
-    """Sinkhorn (relaxation None) or unbalanced plan, on the cost's device in float64."""
+def _entropic(cost_NM: Tensor, a_N: Tensor, b_M: Tensor, epsilon: float) -> Plan:
+    """The Sinkhorn plan, on the cost's device in float64."""
     rows, cols = a_N.nonzero().flatten(), b_M.nonzero().flatten()
     device = cost_NM.device
     peak = max(abs(bound.item()) for bound in torch.aminmax(cost_NM.detach())) or 1.0
@@ -246,11 +239,7 @@ def _entropic(
     spread = float(centred.square().mean().sqrt())
     blur = epsilon * (spread if spread > 1e-12 else 1.0)
     a, b = a_N[rows].to(device), b_M[cols].to(device)
-    if relaxation is None:
-        result = scale(centred, a, b, epsilon=blur)
-    else:
-        rho = relaxation * (float(cost.abs().mean()) or 1.0)
-        result = scale(cost, a, b, epsilon=blur, rho=rho)
+    result = scale(centred, a, b, epsilon=blur)
     finite = bool(torch.isfinite(result.plan_NM.sum()))
     if not (finite and result.residual < _ENTROPIC):
         _fail(
