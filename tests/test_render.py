@@ -13,6 +13,7 @@ from otfuse_cli.cli import render
 from otfuse_cli.cli.render import Display, Outcome
 from otfuse_cli.errors import UsageError
 from otfuse_cli.report.records import RefitRecord, StepRecord
+from otfuse_cli.requests.requests import Recipe
 
 
 class Terminal(io.StringIO):
@@ -96,6 +97,30 @@ def test_costs_with_identity_cost_and_bars(capsys):
     unequal = next(line for line in lines if line.startswith(LONG_NAME))
     assert unequal.split() == [LONG_NAME, "32", "->", "16", "0.5", "█" * 16]
     assert next(line for line in lines if line.startswith("total")).split() == ["total", "0.75"]
+
+
+def test_recipe_says_what_differs_from_the_defaults(capsys):
+    merge = {**Recipe().to_dict(), "device": "cpu", "skip": [], "refit": False, "blend": "average"}
+    assert "recipe" not in shown(capsys, recipe=merge).out
+    changed = shown(capsys, recipe={**merge, "metric": "cosine", "skip": ["head.*"]}).out
+    assert re.search(r"^recipe +metric=cosine skip=head", changed, re.MULTILINE)
+    assert "align=wts" not in changed
+    assert "align=wts" in shown(capsys, Display(verbose=True), recipe=merge).out
+
+
+@pytest.mark.parametrize(
+    ("command", "usual", "changed"),
+    [
+        ("inspect", {"matcher": "sweep"}, {"matcher": "auto"}),
+        ("prune", {"criterion": "l1", "layer": {}}, {"criterion": "ot"}),
+        ("prune-fuse", {"scale": "preserve", "keep_shape": False}, {"scale": "auto"}),
+    ],
+)
+def test_every_command_has_defaults_of_its_own(capsys, command, usual, changed):
+    assert "recipe" not in shown(capsys, command=command, recipe=usual).out
+    ((name, value),) = changed.items()
+    out = shown(capsys, command=command, recipe=usual | changed).out
+    assert re.search(rf"^recipe +{name}={value}$", out, re.MULTILINE)
 
 
 def test_ascii_streams_get_ascii_bars(monkeypatch):

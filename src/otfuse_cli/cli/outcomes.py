@@ -3,14 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
+from ..requests.requests import InspectRequest, MergeRequest, PruneFuseRequest, PruneRequest, Recipe
 from .tables import Look, as_text, bar, clean, new_table, number
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from ..report.records import Report
+
+# Whose defaults a report's recipe is compared with; those of a merge for the others.
+_REQUESTS: Mapping[str, type] = {
+    "inspect": InspectRequest,
+    "prune": PruneRequest,
+    "prune-fuse": PruneFuseRequest,
+}
+
+
+def recipe_settings(report: Report, verbose: bool) -> list[tuple[str, Any]]:
+    """Settings of the recipe that differ from the defaults, by name; all of them with `verbose`.
+
+    The table of inputs says weights and anchor already.
+    """
+    hidden = {"weights", "anchor"} if report.inputs else set()
+    items = [(k, v) for k, v in report.recipe.items() if k not in hidden and v is not None]
+    if verbose:
+        return items
+    usual = _usual_settings(report)
+    return [(name, value) for name, value in items if name not in usual or value != usual[name]]
+
+
+def _usual_settings(report: Report) -> dict[str, Any]:
+    """What a recipe says, by name, where nobody asked for anything else."""
+    request = _REQUESTS.get(report.command, MergeRequest)
+    usual = {field.name: field.default for field in fields(Recipe)}
+    for field in fields(request):
+        # None there means that the recipe decides, except for what has no other default.
+        if field.default is not MISSING and (field.default is not None or field.name not in usual):
+            usual[field.name] = field.default
+    # Reports hold lists and mappings, and `auto` as the device that it became.
+    usual |= {"skip": [], "only": [], "weight_rules": [], "layer": {}, "device": "cpu"}
+    has_inputs = bool(report.recipe.get("samples") or report.recipe.get("synthetic"))
+    usual |= {"refit": has_inputs, "blend": "auto" if has_inputs else "average"}
+    usual |= {"calibrate": "none"}
+    if report.command == "prune-fuse":
+        usual["scale"] = "preserve"  # the pruned network is made of the dense one, in full
+    return usual
 
 
 def candidates(report: Report) -> Table:

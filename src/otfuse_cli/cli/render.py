@@ -276,9 +276,9 @@ def _print_head(sheet: _Sheet, report: Report, view: Display) -> None:
     if report.estimate is not None:
         rows += comparisons.estimate_table(report.estimate)
     if report.recipe and (report.output or report.spaces or report.evaluation or view.verbose):
-        hidden = {"weights", "anchor"} if report.inputs else set()
-        shown = {k: v for k, v in report.recipe.items() if k not in hidden and v is not None}
-        rows.append(("recipe", " ".join(f"{k}={tables.as_text(v)}" for k, v in shown.items())))
+        settings = outcomes.recipe_settings(report, view.verbose)
+        if settings:
+            rows.append(("recipe", " ".join(f"{k}={tables.as_text(v)}" for k, v in settings)))
     if report.checks.function is not None:
         rows.append(("function", tables.verdict(report.checks)))
     sheet.pairs(rows)
