@@ -6,7 +6,13 @@ import torch
 
 import otfuse_cli
 from nets import Mlp, ResNet, StateDict, Vgg, distance, randomise, run, state
+from otfuse_cli.checkpoint.open import open_checkpoint
 from otfuse_cli.graph.spec.from_shapes import layer_graph
+from otfuse_cli.matching.alignment import Alignment
+from otfuse_cli.matching.models import Model
+from otfuse_cli.matching.rescale_units import balance
+from otfuse_cli.transport.maps import Coupling, Permutation
+from otfuse_cli.transport.plan import Plan
 
 WIDE, NARROW = (11, 16, 14, 5), (11, 9, 8, 5)
 
@@ -76,3 +82,42 @@ def test_a_dead_unit_is_not_scaled():
     balanced, _ = otfuse_cli.merge(source, anchor, weights=(1, 0), scale="balanced")
     assert all(torch.isfinite(t).all() for t in balanced.values())
     assert (balanced["fc1.weight"][3] != 0).any()
+
+
+def model(index: int, widths: tuple[int, ...]) -> Model:
+    tensors = mlp(widths, index)
+    graph = layer_graph("auto", {n: tuple(t.shape) for n, t in tensors.items()})
+    return Model(index, open_checkpoint(tensors, label=str(index)), graph)
+
+
+def first_units(source: int, anchor: int, *, empty: int = 0) -> Coupling:
+    """Source units in turn onto anchor units; no mass for the last `empty` of those."""
+    plan = torch.zeros(source, anchor, dtype=torch.float64)
+    live = anchor - empty
+    for unit in range(source):
+        plan[unit, unit % live] = 1 / source
+    return Coupling(Plan.from_dense(plan))
+
+
+def aligned(source: Model, anchor: Model, *, empty: int = 0) -> Alignment:
+    sizes = {s.id: (source.graph.spaces[s.id].size, s.size) for s in anchor.graph.free()}
+    return Alignment({space: first_units(*pair, empty=empty) for space, pair in sizes.items()})
+
+
+def test_only_whole_maps_between_unlike_widths_are_scaled():
+    source, anchor = model(1, WIDE), model(2, NARROW)
+    plain = aligned(source, anchor)
+    assert balance(source, anchor, plain).scales
+    kept = aligned(source, anchor, empty=1)
+    assert any(m.kept is not None for m in kept.maps.values())
+    assert balance(source, anchor, kept) is kept
+    apart = Alignment(plain.maps, overrides={("fc3.weight", 1): plain.maps})
+    assert balance(source, anchor, apart) is apart
+
+
+def test_one_unlike_width_is_enough_and_none_is_not():
+    source, anchor = model(1, (11, 9, 14, 5)), model(2, NARROW)
+    assert balance(source, anchor, aligned(source, anchor)).scales
+    twin = model(3, NARROW)
+    straight = Alignment({s.id: Permutation(torch.arange(s.size)) for s in anchor.graph.free()})
+    assert balance(twin, anchor, straight) is straight

@@ -70,6 +70,18 @@ def verdict(right: int, distances: torch.Tensor | None = None, of: int = 20) -> 
     return SimpleNamespace(hits=torch.arange(of) < right, hit_rate=right / of, distances=far)
 
 
+def test_auto_leaves_the_head_for_a_way_that_is_clearly_nearer():
+    models = (mlp(0, WIDE), mlp(1))
+    more = {"samples": {"x": inputs(400)}, "num_samples": 400}
+    fused, report = merge(*models, blend="auto", **more)
+    tried = [s for s in report.steps if s.name.endswith(", held out")]
+    assert [s.name for s in tried if s.kept] == ["refit, held out"]
+    assert report.steps[-1].name == "refit"
+    by_name, _ = merge(*models, blend="average", **more)
+    assert all(torch.equal(fused[n], t) for n, t in by_name.items())
+    assert not torch.equal(fused["fc1.weight"], models[1]["fc1.weight"])
+
+
 @pytest.mark.parametrize(
     ("right", "tried"),
     [

@@ -105,6 +105,26 @@ def test_library_gets_the_differences_with_the_error():
     ]
 
 
+@pytest.mark.parametrize(
+    ("changed", "where", "why"),
+    [
+        ("gone", "layers.2.bias in state dict 0", "it is in state dict 1 only"),
+        ("more", "head.scale in state dict 0", "it is not in state dict 1"),
+        ("narrow", "layers.2.weight in state dict 0", "[3, 8], [4, 8] in state dict 1"),
+    ],
+)
+def test_a_refusal_says_what_the_first_difference_is(changed, where, why):
+    other, anchor = net([6, 8, 3]), net([6, 8, 3 + (changed == "narrow")], seed=1)
+    if changed == "gone":
+        del other["layers.2.bias"]
+    if changed in ("gone", "more"):  # without another name the two would only be named apart
+        other["head.scale"] = torch.ones(3)
+    with pytest.raises(IncompatibleModels) as refused:
+        otfuse_cli.inspect(other, anchor)
+    assert refused.value.where.startswith(where)
+    assert refused.value.why.startswith(why)
+
+
 def test_equal_models_differ_in_nothing():
     report = otfuse_cli.inspect(net([6, 8, 3]), net([6, 8, 3], seed=1))
     assert report.differences == ()

@@ -138,6 +138,30 @@ def test_white_inputs_have_the_variance_that_is_written(name, layers, through):
     assert (written / true).log().abs().mean() < 0.3 * (mean / true).log().abs().mean()
 
 
+class Again(norm_nets.Before):
+    """One BatchNorm reads the stream twice, another once."""
+
+    def forward(self, x):
+        x = self.norm1(self.stem(x).relu())
+        x = self.norm1(x.relu())
+        return self.head(self.norm3(x.relu()).mean((2, 3)))
+
+
+def unlabelled(net):
+    """The program of a network whose axes are not named."""
+    return labelled_program(export(net.eval(), (torch.zeros(SHAPE),))[0], batch=SHAPE[0])
+
+
+def test_a_norm_that_is_used_twice_has_no_fit():
+    assert [fit.name for fit in norm_fits(unlabelled(Again(norm_nets.NARROW)))] == ["norm3"]
+
+
+def test_a_norm_that_belongs_to_a_layer_has_no_fit_of_its_own():
+    program = unlabelled(norm_nets.Dense(norm_nets.NARROW))
+    assert [fit.norm.tensors["weight"] for fit in fits(program)[0] if fit.norm] == ["norm0.weight"]
+    assert [fit.name for fit in norm_fits(program)] == ["norm1", "norm2"]
+
+
 @EVERY
 def test_a_network_fused_with_itself_is_left_alone(name):
     tensors = state(network(name, 2))

@@ -120,9 +120,9 @@ def test_it_is_nearer_to_the_whole_network_than_what_drops_or_merges():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "needs inputs"),
-        ({"criterion": "l1", "samples": inputs(40, 12)}, "means nothing here"),
-        ({"criterion": "ot", "synthetic": True}, "--synthetic means nothing"),
+        ({}, "^--criterion reconstruct needs inputs"),
+        ({"criterion": "l1", "samples": inputs(40, 12)}, "^--samples means nothing here"),
+        ({"criterion": "ot", "synthetic": True}, "^--synthetic means nothing here"),
         ({"samples": inputs(24, 12)}, "too few inputs"),
         ({"samples": inputs(40, 12), "synthetic": True}, "real inputs and synthetic"),
         ({"samples": inputs(40, 12), "ridge": -1.0}, "ridge"),
