@@ -17,8 +17,8 @@ from ..graph.trace.from_module import graph_from_program, trace
 from ..report.records import Checks, Report
 from ..requests.requests import CheckRequest
 from ..running.acid import AcidResult, LeaveOneOutResult, acid_test, leave_one_out
-from ..running.arch_value import arch_label
-from ..running.architecture import architecture, real_network
+from ..running.arch_value import Arch, arch_label
+from ..running.architecture import Architecture, architecture, real_network
 from ..running.exported_file import load_program
 from ..running.factory import Network
 from ..running.inputs import is_program
@@ -52,15 +52,7 @@ def run_check(request: CheckRequest, *, progress: Progress = silent) -> Report:
                 label=checkpoint.label,
                 free_outputs=request.free_outputs,
             )
-            # A network that was built from the graph proves nothing about it.
-            network = real_network(traced) if is_runnable(arch) else None
-            if network is None:
-                raise UsageError(
-                    "nothing to check against",
-                    where=f"--arch {arch_label(arch)}",
-                    why="a family or a spec can't be run",
-                    fix="give the module: --arch file.py:factory; the spec goes into --spec",
-                )
+            network = _require_module(traced, arch)
             config = read_config(checkpoint.path)
             graph = _graph_of_module(request, network, traced.graph, config)
         report = Report(
@@ -98,6 +90,23 @@ def run_check(request: CheckRequest, *, progress: Progress = silent) -> Report:
             report=report,
         )
     return report
+
+
+def _require_module(traced: Architecture, arch: Arch) -> Network:
+    """The network to check against.
+
+    Raises:
+        UsageError: There is none; one that was built from the graph proves nothing about it.
+    """
+    network = real_network(traced) if is_runnable(arch) else None
+    if network is None:
+        raise UsageError(
+            "nothing to check against",
+            where=f"--arch {arch_label(arch)}",
+            why="a family or a spec can't be run",
+            fix="give the module: --arch file.py:factory; the spec goes into --spec",
+        )
+    return network
 
 
 def _graph_of_module(

@@ -12,9 +12,9 @@ from ..report.records import Report
 from ..requests.requests import MergeRequest
 from ..requests.tensor_weights import weight_rules
 from ..runtime import Progress, silent
+from ..session.merge_plan import MergePlan, report_path
 from ..session.parents import anchor_index
 from ..session.pipeline import run
-from ..session.plan import MergePlan, report_path
 
 
 def run_merge(request: MergeRequest, *, progress: Progress = silent) -> Report:

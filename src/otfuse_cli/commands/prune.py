@@ -30,12 +30,12 @@ from ..session.architectures import arch_of_each, arch_record
 from ..session.function_check import require_kept, require_proof
 from ..session.graph_records import graph_record
 from ..session.input_rules import require_inputs
+from ..session.merge_plan import report_path
 from ..session.outputs import (
     Put,
     refuse_outputs,
 )
 from ..session.parents import open_checkpoints, shapes_of
-from ..session.plan import report_path
 from ..session.pruned_network import PrunedNetwork, built_from, check_pruned, write_pruned
 from ..session.tied_tensors import tie
 

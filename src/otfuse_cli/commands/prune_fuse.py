@@ -24,9 +24,9 @@ from ..report.records import Report
 from ..requests.recipe import Recipe
 from ..requests.requests import ImproveOptions, PruneFuseRequest
 from ..runtime import Progress, Runtime, silent
+from ..session.merge_plan import MergePlan, Steps, report_path
 from ..session.parents import Parents
 from ..session.pipeline import run
-from ..session.plan import MergePlan, Steps, report_path
 from ..session.pruned_parents import assemble_pruned
 from ..transport.choice import PartlyFixed
 

@@ -29,10 +29,10 @@ from .architectures import arch_of_each
 from .function_check import check_function, check_fused_outputs, require_kept, require_proof
 from .graph_records import graph_record
 from .memory import require_memory
+from .merge_plan import MergePlan
 from .open_inputs import open_bench
 from .outputs import Put, refuse_outputs, require_room
 from .parents import MEDOID, Parents, find_medoid, open_checkpoints
-from .plan import MergePlan
 from .recipe_record import recipe_record
 from .remarks import remarks_on_maps, unlike_widths
 from .turn_streams import Turned, turn

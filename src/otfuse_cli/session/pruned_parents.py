@@ -13,7 +13,7 @@ from ..graph.model import LayerGraph
 from ..graph.sizes import resize
 from ..matching.models import Model
 from ..pruning.advice import advice
-from ..pruning.masks import Compacted, compacted, unmask, zero_units
+from ..pruning.masks import Compacted, Masked, compacted, unmask, zero_units
 from ..requests.requests import PruneFuseRequest
 from ..running.arch_value import Arch
 from ..running.architecture import Architecture
@@ -62,23 +62,16 @@ def _assembled(
     remarks: tuple[str, ...] = ()
     compaction: Compacted | None = None
     if shapes_of(dense_file) == shapes_of(pruned_file):
-        kept = zero_units(pruned)
-        if kept or masked.masks:
-            compaction = compacted(masked, pruned, kept)
-            pruned = whole = Model(1, compaction.checkpoint, compaction.graph, device)
-            remarks = (*compaction.warnings, *_said(kept, pruned.graph, request))
+        compaction, remarks = _compaction(masked, pruned, request)
+    if compaction is not None:
+        pruned = whole = Model(1, compaction.checkpoint, compaction.graph, device)
     if compaction is not None and one.copies:
         # What stays is stored anew, name by name: there each name has a tensor of its own.
         apart = few(sorted(one.copies))
         warning = f"{apart}: stored under two names, pruned in place: fused as two tensors"
         return _assembled(files, OneTensor(tuple(files), warnings=(warning,)), request, device)
     if request.keep_shape and compaction is None:
-        raise UsageError(
-            "no unit of PRUNED is pruned in place",
-            where="--keep-shape",
-            why="there are no masks and no rows of zeros in the shape of DENSE",
-            fix="leave the option out: the output has the shape of PRUNED",
-        )
+        raise _nothing_to_keep()
     parents = Parents(
         (dense, pruned),
         1,
@@ -99,6 +92,26 @@ def _assembled(
     if one.copies:
         parents = replace(parents, stored_like=files[1], copies=one.copies)
     return settle(parents, keep=request.align != "none"), remarks
+
+
+def _compaction(
+    masked: Masked, pruned: Model, request: PruneFuseRequest
+) -> tuple[Compacted | None, tuple[str, ...]]:
+    """What was pruned in place, taken out; None where nothing was. Remarks on it."""
+    kept = zero_units(pruned)
+    if not kept and not masked.masks:
+        return None, ()
+    compaction = compacted(masked, pruned, kept)
+    return compaction, (*compaction.warnings, *_said(kept, compaction.graph, request))
+
+
+def _nothing_to_keep() -> UsageError:
+    return UsageError(
+        "no unit of PRUNED is pruned in place",
+        where="--keep-shape",
+        why="there are no masks and no rows of zeros in the shape of DENSE",
+        fix="leave the option out: the output has the shape of PRUNED",
+    )
 
 
 def _architecture(

@@ -9,7 +9,7 @@ from ..requests.recipe import Recipe
 from ..requests.requests import ImproveOptions, MergeRequest
 from ..runtime import Runtime
 from .architectures import arch_record
-from .plan import MergePlan
+from .merge_plan import MergePlan
 
 
 def recipe_record(plan: MergePlan, recipe: Recipe, runtime: Runtime) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from ..report.records import RefitRecord, StepRecord
 from ..requests.requests import PruneRequest
 from ..running.architecture import Architecture
 from ..runtime import Runtime, Stopwatch
+from .bench import Bench
 from .candidates import clearly_more
 from .open_inputs import open_bench
 from .parents import Parents
@@ -64,55 +65,61 @@ def reconstruct_pruned(
         OtfuseError: Inputs that can't be read or don't fit, no network to run, units that can't be
             chosen among, a singular fit.
     """
-    options = request.inputs()
     with watch("inputs"):
-        # Any units will do to see how the network runs at these widths.
-        cut = compacted(Masked(model.checkpoint, {}, model.checkpoint), model, sizes)
-        small = Model(1, cut.checkpoint, cut.graph, runtime.device)
-        parents = Parents((model, small), 1, architecture, small)
-        try:
-            bench = open_bench(
-                parents,
-                options,
-                options.recipe(),
-                Selection((1.0, 0.0)),
-                runtime,
-                instead="use another --criterion",
-            )
-        except IncompatibleModels as error:
-            raise _not_at_these_widths(error) from error
-    assert bench is not None
+        bench, small = _open(request, architecture, model, sizes, runtime)
     with watch("refit"):
-        reduced = reduce(
-            model,
-            small,
-            bench.run_parent(model, 1.0),
-            bench.samples,
-            ridge=options.ridge,
-            seed=request.seed,
-            device=runtime.device,
+        return _reduced(bench, model, small, request)
+
+
+def _open(
+    request: PruneRequest, architecture: Architecture, model: Model, sizes: Kept, runtime: Runtime
+) -> tuple[Bench, Model]:
+    """The inputs, with the network running on them at both widths; the smaller one as a model."""
+    options = request.inputs()
+    # Any units will do to see how the network runs at these widths.
+    cut = compacted(Masked(model.checkpoint, {}, model.checkpoint), model, sizes)
+    small = Model(1, cut.checkpoint, cut.graph, runtime.device)
+    parents = Parents((model, small), 1, architecture, small)
+    try:
+        bench = open_bench(
+            parents,
+            options,
+            options.recipe(),
+            Selection((1.0, 0.0)),
+            runtime,
+            instead="use another --criterion",
         )
-        chosen = bench.verdict(reduced.tensors)
-        fitted = dict(reduced.tensors)
-        refits, remarks = bench.refit(
-            [reduced.whole],
-            fitted,
-            options.ridge,
-            aim=joined_value,
-            stress=reduced.stress,
-        )
-        refitted = bench.verdict(fitted)
-        worse = clearly_more(chosen.hits, refitted.hits)
-        steps = (chosen.step("chosen"), refitted.step("reconstruct", kept=not worse))
-        if worse:
-            fitted, refits = reduced.tensors, ()
-            remarks = (
-                *remarks,
-                "fitting lowers agreement: the units that stay were kept as chosen",
-            )
+    except IncompatibleModels as error:
+        raise _not_at_these_widths(error) from error
+    assert bench is not None
+    return bench, small
+
+
+def _reduced(bench: Bench, model: Model, small: Model, request: PruneRequest) -> Reconstructed:
+    """The units that are chosen, and the fits after them, if those do no harm."""
+    ridge = request.inputs().ridge
+    reduced = reduce(
+        model,
+        small,
+        bench.run_parent(model, 1.0),
+        bench.samples,
+        ridge=ridge,
+        seed=request.seed,
+        device=bench.runtime.device,
+    )
+    chosen = bench.verdict(reduced.tensors)
+    fitted = dict(reduced.tensors)
+    refits, remarks = bench.refit(
+        [reduced.whole], fitted, ridge, aim=joined_value, stress=reduced.stress
+    )
+    refitted = bench.verdict(fitted)
+    worse = clearly_more(chosen.hits, refitted.hits)
+    if worse:
+        fitted, refits = reduced.tensors, ()
+        remarks = (*remarks, "fitting lowers agreement: the units that stay were kept as chosen")
     return Reconstructed(
         fitted,
-        steps,
+        (chosen.step("chosen"), refitted.step("reconstruct", kept=not worse)),
         refits,
         (*bench.warnings, *reduced.remarks, *remarks),
         bench.driven,

@@ -11,9 +11,9 @@ from ..checkpoint.publication import Publication
 from ..fusion.fused import Fused
 from ..report.records import FileRecord
 from ..runtime import Runtime, ahead
+from .merge_plan import MergePlan
 from .outputs import Put, kept_extras, sink, target_info
 from .parents import Parents
-from .plan import MergePlan
 
 
 def output_infos(plan: MergePlan, parents: Parents) -> list[TensorInfo]:
