@@ -149,7 +149,7 @@ class Again(norm_nets.Before):
 
 def unlabelled(net):
     """The program of a network whose axes are not named."""
-    return labelled_program(export(net.eval(), (torch.zeros(SHAPE),))[0], batch=SHAPE[0])
+    return labelled_program(export(net.eval(), (torch.zeros(SHAPE),)), batch=SHAPE[0])
 
 
 def test_a_norm_that_is_used_twice_has_no_fit():
