@@ -22,6 +22,7 @@ from ..errors import NETWORKS, ExitCode, OtfuseError
 from ..requests.requests import STANDARD
 from ..runtime import Progress, silent
 from . import comparisons, outcomes, tables
+from .closing import closing
 from .tables import Look
 
 if TYPE_CHECKING:
@@ -195,6 +196,12 @@ class _Sheet:
         self.line(title, style="bold")
         self.console.print(table)
 
+    def paragraph(self, text: str | None) -> None:
+        """A sentence after an empty line, wrapped on a terminal; None is nothing."""
+        if text is not None:
+            self.line()
+            self.console.print(text)
+
     def print(self) -> None:
         """Write what was gathered; off a terminal without trailing blanks."""
         text = self.gathered.getvalue()
@@ -233,6 +240,7 @@ def _print_report(report: Report, view: Display) -> None:
         sheet.line()
         seconds = [(stage, f"{value:.2f} s") for stage, value in report.timings.items()]
         sheet.pairs([*seconds, ("peak memory", f"{report.peak_rss_bytes / 2**20:.0f} MiB")])
+    sheet.paragraph(closing(report))
     sheet.print()
 
 

@@ -1,0 +1,66 @@
+"""The last sentence of a fusion, in plain words: what was matched, is it sure, what to do next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .tables import quantity
+
+if TYPE_CHECKING:
+    from ..report.records import Report, SpaceRecord
+
+_FUSIONS = ("merge", "prune-fuse")
+
+_FUNCTION = {
+    "kept": "running the network showed that this changes nothing of what a model computes",
+    "assumed": "that this changes nothing of what a model computes is assumed, not shown",
+    None: "that this changes nothing of what a model computes was not checked",
+}
+
+
+def closing(report: Report) -> str | None:
+    """The sentence; None for what is no fusion."""
+    if report.command not in _FUSIONS:
+        return None
+    parts = [_matched(report)]
+    if report.spaces and report.checks.function in _FUNCTION:
+        parts.append(_FUNCTION[report.checks.function])
+    return f"{'; '.join(parts)}. {_next(report)}"
+
+
+def _matched(report: Report) -> str:
+    if not report.spaces:
+        return "Nothing was matched: tensors were averaged as they stood"
+    units = sum(space.sizes[1] for space in report.spaces)
+    text = f"{quantity(units, 'unit')} in {quantity(len(report.spaces), 'space')}"
+    return f"{text} {'was' if units == 1 else 'were'} matched{_nearer(report.spaces)}"
+
+
+def _nearer(spaces: tuple[SpaceRecord, ...]) -> str:
+    """By how much matching brought units nearer: than chance where that is known, or than before.
+
+    Only spaces with both costs count.
+    """
+    for name, against in (("random_cost", "by chance"), ("identity_cost", "in the order they had")):
+        matched = before = 0.0
+        for space in spaces:
+            cost = getattr(space, name)
+            if cost is not None and space.ot_cost is not None:
+                matched += space.ot_cost
+                before += cost
+        if before > 0:
+            nearer = round(100 * (1 - matched / before))
+            return (
+                f", {nearer} % nearer than {against}" if nearer > 0 else f", as near as {against}"
+            )
+    return ""
+
+
+def _next(report: Report) -> str:
+    measure = "measure the result with otfuse eval"
+    if report.recipe.get("samples") or report.recipe.get("synthetic"):
+        return f"Next: {measure}"
+    return (
+        "Next: give inputs, real (--samples FILE) or made up (--synthetic), with --arch, which "
+        f"mostly helps; {measure}"
+    )
