@@ -468,7 +468,7 @@ def test_every_help_ends_with_examples_that_work(cli, verbs, name):
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_help_shows_panels_choices_and_defaults(cli, name):
-    text = cli(name, "--help").out
+    text = cli(name, "--help-all").out
     panels = re.findall(r"^(\w+):$", text, re.M)
     wanted = ("Arguments", "Pruning", "Fusion", "Matching", "Inputs", "Output", "Run", "Examples")
     assert panels == [panel for panel in wanted if panel in panels]

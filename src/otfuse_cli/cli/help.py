@@ -13,17 +13,25 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from .option_table import PANELS, RUN
+from .option_table import COMMON, PANELS, RUN, SHOW_ALL
+
+# With more options than this, a help page shows the common ones; the others have `--help-all`.
+_MANY = 20
 
 
 class Command(TyperCommand):
     """A command whose options stand in sections, in the order of `PANELS`."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write arguments, then every panel that has options."""
+        """Write arguments, then every panel that has options; of many options the common ones."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         sections |= {panel: [] for panel in PANELS}
-        for param in self.get_params(ctx):
+        params = self.get_params(ctx)
+        options = [param for param in params if param.param_type_name != "argument"]
+        shortened = len(options) > _MANY and not ctx.meta.get(SHOW_ALL)
+        for param in params:
+            if shortened and param in options and param.name not in COMMON:
+                continue
             record = param.get_help_record(ctx)
             if record is None:
                 continue
@@ -33,6 +41,9 @@ class Command(TyperCommand):
                 panel = getattr(param, "rich_help_panel", None) or RUN  # --help has none
                 sections[panel].append(record)
         _write_sections(formatter, sections)
+        if shortened:
+            formatter.write_paragraph()
+            formatter.write_text(f"otfuse {self.name} --help-all shows all {len(options)} options.")
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples."""

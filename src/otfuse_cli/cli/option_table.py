@@ -42,9 +42,30 @@ def _checkpoint(metavar: str, text: str) -> Any:
     return typer.Argument(metavar=metavar, help=text, show_default=False)
 
 
-def _flag(*flags: str, panel: str, text: str, default: str | None = None) -> Any:
+def _flag(*flags: str, panel: str, text: str, default: str | None = None, **more: Any) -> Any:
     """An option without a value."""
-    return _option(*flags, panel=panel, text=text, default=default, metavar="")
+    return _option(*flags, panel=panel, text=text, default=default, metavar="", **more)
+
+
+# Where a command has many options, `--help` shows these alone, and `--help-all` the others too.
+COMMON = {
+    *("amount", "criterion", "layer", "dense_weight", "keep_shape"),
+    *("ot_costs", "graph", "max_cost", "plot", "spec", "steps", "batch"),
+    *("align", "weights", "anchor", "blend"),
+    *("arch", "samples", "synthetic", "num_samples", "key"),
+    *("output", "overwrite", "json", "device", "verbose", "help", "help_all"),
+}
+# In the context's `meta`: everything was asked for.
+SHOW_ALL = "otfuse.help-all"
+
+
+def _show_all(context: typer.Context, asked: bool) -> None:
+    if asked:
+        from .render import show_text
+
+        context.meta[SHOW_ALL] = True
+        show_text(context.get_help() + "\n")
+        raise typer.Exit
 
 
 # In the order of the help: panels as they first appear, what most people need first.
@@ -606,6 +627,16 @@ OPTIONS: Mapping[str, Any] = {
         bool, _flag("--verbose", "-v", panel=RUN, text="Print everything that the report holds.")
     ],
     "debug": Annotated[bool, _flag("--debug", panel=RUN, text="Show the traceback of an error.")],
+    "help_all": Annotated[
+        bool,
+        _flag(
+            "--help-all",
+            panel=RUN,
+            text="Show all options and exit.",
+            is_eager=True,
+            callback=_show_all,
+        ),
+    ],
 }
 
 # Options of one name that mean something else to one verb, by its request.

@@ -29,6 +29,7 @@ class RunOptions:
     quiet: bool = False
     verbose: bool = False
     debug: bool = False
+    help_all: bool = False  # never arrives: it ends the run
 
 
 def signature(

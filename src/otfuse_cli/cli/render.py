@@ -114,6 +114,11 @@ def _asides(outcome: Outcome) -> str:
     return "".join(told)
 
 
+def show_text(text: str) -> None:
+    """Print a help page."""
+    _write(sys.stdout, text)
+
+
 def show_version() -> None:
     """Print the program's name and version."""
     _write(sys.stdout, f"otfuse {__version__}\n")
