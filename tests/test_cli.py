@@ -10,7 +10,7 @@ import resource
 import shlex
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,8 @@ import typer
 from conftest import ROOT, make_report
 from otfuse_cli import __version__, errors
 from otfuse_cli.cli import app, render
-from otfuse_cli.cli.options import OPTIONS, RunOptions
+from otfuse_cli.cli.option_table import OPTIONS, OWN
+from otfuse_cli.cli.options import RunOptions
 from otfuse_cli.report import files
 from otfuse_cli.report.gate import gate
 from otfuse_cli.report.records import Report
@@ -149,7 +150,8 @@ def test_every_request_field_has_an_option(name):
     wanted = {f.name for kind in (REQUESTS[name], RunOptions) for f in fields(kind)}
     files = {"arch", "free_outputs", "key", "strict", "vocab"}
     files |= {"skip", "only", "keep_extras", "shard_size"}
-    made = {"synthetic", "synthetic_kind", "input_shape", "post_activations", "max_memory"}
+    made = {"synthetic", "synthetic_kind", "input_shape", "post_activations"}
+    made |= {"max_memory", "pass_memory"}
     inputs = made | {"samples", "num_samples", "force", "refit", "ridge", "blend", "calibrate"}
     inputs |= {"require_gain", "require_proof"}
     omitted = {"demo": files | inputs, "inspect": {"repair"}}
@@ -180,6 +182,8 @@ def test_every_request_field_has_an_option(name):
         ("merge a b -o f --seed -1", "--seed -1"),
         ("merge a b -o f --seed 4294967296", "--seed 4294967296"),
         ("merge a b -o f --max-memory nan", "--max-memory nan"),
+        ("merge a b -o f --pass-memory -1", "--pass-memory -1"),
+        ("prune a -o f --amount .5 --pass-memory nan", "--pass-memory nan"),
         ("merge a b -o f --num-samples 0", "--num-samples 0"),
         ("prune a -o f --amount 0.5 --seed -1", "--seed -1"),
         ("check a --arch n.py:f --seed -1", "--seed -1"),
@@ -483,6 +487,35 @@ def test_help_shows_panels_choices_and_defaults(cli, name):
     assert "--solver exact|sinkhorn" in text
     assert "[default: exact]" in text
     assert f"[default: {requests.Recipe.epsilon}]" in " ".join(text.split())
+
+
+# What help says in words, or not as Python writes it.
+IN_OTHER_WORDS = {"unit_norm": "unit-norm", "strict": "strict", "shard_size": "5GB"}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_help_tells_the_defaults_that_requests_have(name):
+    request = REQUESTS[name]
+    recipe = {f.name: f.default for f in fields(requests.Recipe)}
+    told = 0
+    for field in fields(request):
+        annotation = {**OPTIONS, **OWN.get(request.__name__, {})}.get(field.name)
+        said = re.search(
+            r"\[default: (.*)\]$", getattr(annotation.__metadata__[0], "help", "") or ""
+        )
+        default = recipe.get(field.name) if field.default is None else field.default
+        if said is None or " " in said[1] or default is MISSING:  # words, or no default
+            continue
+        if field.name in IN_OTHER_WORDS:
+            assert said[1] == IN_OTHER_WORDS[field.name]
+        elif default is None:
+            assert not re.search(r"\d", said[1]), f"{field.name} has no number for a default"
+        elif isinstance(default, str):
+            assert said[1] == default, field.name
+        else:
+            assert float(said[1]) == default, field.name
+        told += 1
+    assert told
 
 
 def documented():

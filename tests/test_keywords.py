@@ -112,6 +112,7 @@ CASES = {
     "plot": FILE,
     "write_spec": FILE,
     "max_memory": REAL,
+    "pass_memory": REAL,
     "max_cost": REAL,
     "max_moved": REAL,
     "effort": REAL,

@@ -386,7 +386,7 @@ def test_order_and_batching_of_inputs_do_not_matter(factory, monkeypatch):
 
     monkeypatch.setattr(runnable.runnable, "__kwdefaults__", {"read": None, "batch": 32})
     second, _ = merge(samples={"x": data["x"][order]})
-    third, _ = merge(samples=data, max_memory=0.0)  # every layer is reached anew
+    third, _ = merge(samples=data, pass_memory=0.0)  # every layer is reached anew
     for name, tensor in first.items():
         for other in (second, third):
             torch.testing.assert_close(other[name], tensor, rtol=1e-4, atol=1e-5)

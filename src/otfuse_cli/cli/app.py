@@ -222,6 +222,7 @@ def evaluate_command(request: EvaluateRequest, progress: Progress) -> Report:
         "input_shape",
         "post_activations",
         "max_memory",
+        "pass_memory",
     ),
 )
 def curve_command(request: CurveRequest, progress: Progress) -> Report:
@@ -243,7 +244,8 @@ def curve_command(request: CurveRequest, progress: Progress) -> Report:
     omit=(
         *("arch", "free_outputs", "key", "strict", "vocab"),
         *("keep_extras", "shard_size"),
-        *("samples", "synthetic", "synthetic_kind", "input_shape", "num_samples", "max_memory"),
+        *("samples", "synthetic", "synthetic_kind", "input_shape", "num_samples"),
+        *("max_memory", "pass_memory"),
         *("post_activations", "force", "refit", "ridge", "blend", "calibrate"),
         *("require_gain", "require_proof"),
     ),

@@ -25,14 +25,14 @@ def _option(*flags: str, panel: str, text: str, default: object = None, **more: 
     return typer.Option(*flags, help=text, rich_help_panel=panel, show_default=False, **more)
 
 
-def _choice(name: str, *, panel: str, text: str) -> Any:
+def _choice(name: str, *, panel: str, text: str, default: str | None = None) -> Any:
     """An option of the recipe with a closed set of values (`Recipe` refuses the others)."""
     values = CHOICES[name]
     return _option(
         f"--{name}",
         panel=panel,
         text=text,
-        default=getattr(Recipe, name, values[0]),
+        default=default or getattr(Recipe, name, values[0]),
         metavar="|".join(values),
         autocompletion=lambda: list(values),
     )
@@ -464,9 +464,19 @@ OPTIONS: Mapping[str, Any] = {
             "--max-memory",
             panel=RUN,
             metavar="GIB",
-            text="Memory for what networks hold between two layers; above it they run again for "
-            "every layer. Given, it also refuses a merge whose matching needs more.",
-            default=4,
+            text="Refuse a merge whose matching needs more memory, before it begins.",
+            default="no limit",
+        ),
+    ],
+    "pass_memory": Annotated[
+        float,
+        _option(
+            "--pass-memory",
+            panel=RUN,
+            metavar="GIB",
+            text="With inputs: memory for what networks hold between two layers; above it they run "
+            "again for every layer.",
+            default=4.0,
         ),
     ],
     "spec": Annotated[
@@ -641,6 +651,17 @@ OPTIONS: Mapping[str, Any] = {
 
 # Options of one name that mean something else to one verb, by its request.
 OWN: Mapping[str, Mapping[str, Any]] = {
+    "InspectRequest": {
+        "matcher": Annotated[
+            str | None,
+            _choice(
+                "matcher",
+                panel=MATCHING,
+                text="How maps are found; a pre-flight is quick.",
+                default="sweep",
+            ),
+        ],
+    },
     "PruneRequest": {
         "only": Annotated[
             list[str] | None,
@@ -662,5 +683,5 @@ OWN: Mapping[str, Mapping[str, Any]] = {
                 default=0.1,
             ),
         ],
-    }
+    },
 }

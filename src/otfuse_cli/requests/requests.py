@@ -103,10 +103,14 @@ class FusionOptions:
     input_shape: tuple[int, ...] | None = None
     num_samples: int | None = None
     max_memory: float | None = None
+    pass_memory: float = 4.0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _require_inputs(self.num_samples, self.max_memory)
+        _require_inputs(self.num_samples)
+        _require_memory("--pass-memory", self.pass_memory)
+        if self.max_memory is not None:
+            _require_memory("--max-memory", self.max_memory)
         others = getattr(super(), "__post_init__", None)
         if others is not None:
             others()
@@ -263,13 +267,14 @@ class PruneRequest(OutputOptions):
     num_samples: int | None = None
     ridge: float = 0.1
     force: bool = False
-    max_memory: float | None = None
+    pass_memory: float = 4.0
     seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_seed(self.seed)
-        _require_inputs(self.num_samples, self.max_memory)
+        _require_inputs(self.num_samples)
+        _require_memory("--pass-memory", self.pass_memory)
         _require_choice("criterion", self.criterion)
         _require_ridge(self.ridge)
 
@@ -387,11 +392,14 @@ class DemoRequest(ImproveOptions, OutputOptions):
     """Fuse the bundled pair of digit classifiers and measure what comes out."""
 
 
-def _require_inputs(number: int | None, memory: float | None) -> None:
+def _require_inputs(number: int | None) -> None:
     if number is not None and number < 1:
         raise UsageError("at least one sample is needed", where=f"--num-samples {number}")
-    if memory is not None and not (isfinite(memory) and memory >= 0):
-        raise UsageError("memory is finite and not negative", where=f"--max-memory {memory}")
+
+
+def _require_memory(option: str, memory: float) -> None:
+    if not (isfinite(memory) and memory >= 0):
+        raise UsageError("memory is finite and not negative", where=f"{option} {memory}")
 
 
 def _require_ridge(ridge: float) -> None:

@@ -99,7 +99,7 @@ def open_bench(
         selection.weights,
         parents,
         runtime,
-        _most_bytes(options.max_memory),
+        int(options.pass_memory * (1 << 30)),
         driven is not None,
     )
 
@@ -252,7 +252,3 @@ def _tensors(model: Model) -> Tensors:
 
 def _shapes(model: Model) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple((name, info.shape) for name, info in model.checkpoint.infos.items())
-
-
-def _most_bytes(max_memory: float | None) -> int:
-    return int((4.0 if max_memory is None else max_memory) * (1 << 30))
