@@ -21,15 +21,16 @@ from otfuse_cli.matching.alignment import Alignment
 from otfuse_cli.matching.apply import transport
 from otfuse_cli.matching.matchers.descent import descend, movable
 from otfuse_cli.matching.matchers.frank_wolfe import Relaxed, line_search, relax
+from otfuse_cli.matching.matchers.searches import SEARCHES
 from otfuse_cli.matching.matchers.sweep import sweep
 from otfuse_cli.matching.models import Model
 from otfuse_cli.matching.similarity import Similarity
-from otfuse_cli.requests.recipe import Recipe
+from otfuse_cli.requests.recipe import MATCHERS, Recipe
 from otfuse_cli.runtime import Runtime
 from otfuse_cli.transport.maps import Permutation
 from test_twins import permuted
 
-MATCHERS = ["sweep", "descent", "frank-wolfe", "auto"]
+EVERY = ["sweep", "descent", "frank-wolfe", "auto"]
 NETS = {
     "mlp": lambda: Mlp((18, 24, 20, 16, 5)),
     "vgg-bn": lambda: Vgg((12, 16, 12)),
@@ -103,7 +104,7 @@ def rnn(seed: int, hidden: int = 6) -> StateDict:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("matcher", "noise"),
-    [("sweep", 0.1), *((m, n) for m in MATCHERS[1:] for n in (0.1, 0.5))],
+    [("sweep", 0.1), *((m, n) for m in EVERY[1:] for n in (0.1, 0.5))],
 )
 @pytest.mark.parametrize("name", NETS)
 def test_a_noisy_twin_is_recovered(name, matcher, noise):
@@ -114,7 +115,7 @@ def test_a_noisy_twin_is_recovered(name, matcher, noise):
     assert not wrong
 
 
-@pytest.mark.parametrize("matcher", MATCHERS)
+@pytest.mark.parametrize("matcher", EVERY)
 def test_heads_and_what_is_inside_them_are_recovered(spec, matcher):
     g = torch.Generator().manual_seed(0)
     made = {"emb": (8, 10), "q": (12, 8), "k": (12, 8), "v": (15, 8), "o": (8, 15), "head": (5, 8)}
@@ -347,3 +348,8 @@ def test_streams_stay_under_residual_identity():
     fused, report = otfuse_cli.merge(a, b, weights=(1, 0), residual="identity")
     assert torch.equal(fused["conv1.weight"], a["conv1.weight"])
     assert any(s.moved_fraction for s in report.spaces)
+
+
+def test_every_search_has_a_name_that_the_command_line_knows():
+    assert ["sweep", *SEARCHES] == list(MATCHERS)
+    assert all(search.name == name for name, search in SEARCHES.items())

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from ..output_names import DEFAULT_SHARD
+from ..requests.recipe import MATCHERS
 from ..requests.requests import CHOICES, Recipe
 
 PANELS = ("Pruning", "Fusion", "Matching", "Inputs", "Output", "Run")
@@ -331,8 +332,9 @@ OPTIONS: Mapping[str, Any] = {
         _choice(
             "matcher",
             panel=MATCHING,
-            text="How maps are found: one pass in graph order (sweep), steps that look at both "
-            "sides of a unit (descent), all spaces at once (frank-wolfe), or the best of them.",
+            text="How maps are found: "
+            + ", ".join(f"{what} ({name})" for name, what in MATCHERS.items())
+            + ", or the best of them (auto).",
         ),
     ],
     "passes": Annotated[

@@ -13,8 +13,10 @@ from ..report.records import Estimate
 from ..requests.recipe import Recipe
 from .features import producers
 from .matchers.descent import movable
+from .matchers.matcher import no_permutations
+from .matchers.searches import DESCENT, SEARCHES
 from .models import Model
-from .portfolio import FEW_PASSES, ORDERS, USUAL_PASSES, no_joint_step, no_permutations, relax_flop
+from .portfolio import FEW_PASSES, ORDERS, USUAL_PASSES
 from .similarity import Similarity
 
 # Rows as stored, moved, and at unit norm; float32.
@@ -66,8 +68,9 @@ def _plan(work: Similarity, recipe: Recipe) -> tuple[Mapping[str, float], Sequen
     steps["descent"] = (FEW_PASSES if few else USUAL_PASSES) * one
     left = recipe.effort - sum(steps.values())
     further: dict[str, float] = {}
-    if no_joint_step(source, anchor, recipe) is None:
-        further["frank-wolfe"] = relax_flop(work, spaces) + usual
+    for matcher in SEARCHES.values():
+        if matcher is not DESCENT and matcher.hindered(source, anchor, recipe) is None:
+            further[matcher.name] = matcher.planned_flop(work, spaces) + usual
     if no_permutations(source, anchor, recipe) is None:
         further["identity + descent"] = usual
     if not soft:

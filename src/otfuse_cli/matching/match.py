@@ -12,6 +12,7 @@ from ..runtime import Runtime
 from .alignment import Alignment
 from .alignment_costs import measure
 from .matchers.descent import Found
+from .matchers.searches import DESCENT, SEARCHES
 from .matchers.sweep import Match, stream_spaces, sweep
 from .models import Model
 from .portfolio import Judge, Portfolio, in_place_warning
@@ -52,7 +53,7 @@ def match(
     only = _sweep_only(average=average)
     if recipe.matcher == "sweep" or (recipe.matcher == "auto" and only is not None):
         return _alone(source, anchor, recipe, first, only)
-    if recipe.matcher in ("descent", "frank-wolfe") and only is not None:
+    if recipe.matcher in SEARCHES and only is not None:
         raise UsageError(
             f"--matcher {recipe.matcher} can't be combined with {only}",
             where=f"--matcher {recipe.matcher}",
@@ -67,8 +68,8 @@ def match(
             seen = sweep(source, anchor, replace(recipe, align="acts"), runtime)
             portfolio.observe(Found(seen.alignment, 0.0, seen.flop))
         portfolio.auto()
-    elif recipe.matcher != "frank-wolfe" or not portfolio.frank_wolfe():
-        portfolio.descent()
+    elif not portfolio.search(SEARCHES[recipe.matcher]):
+        portfolio.search(DESCENT)
     outcome = portfolio.outcome()
     spaces, layers = first.spaces, first.layers
     if outcome.best is not portfolio.swept:

@@ -7,7 +7,7 @@ in the report instead. Nothing depends on time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,7 +19,8 @@ from ..runtime import Runtime
 from ..transport.maps import Permutation
 from .alignment import Alignment
 from .matchers.descent import MOST_PASSES, Found, descend, movable
-from .matchers.frank_wolfe import MOST_STEPS, relax
+from .matchers.matcher import Matcher, no_permutations
+from .matchers.searches import DESCENT, SEARCHES
 from .models import Model
 from .similarity import Similarity
 
@@ -87,26 +88,20 @@ class Portfolio:
         """Take in the maps of a sweep over activations."""
         self.seen = replace(found, objective=self.work.objective(found.alignment))
 
-    def descent(self) -> None:
-        """Sweep, then descent, whatever the effort."""
-        self._descend("sweep + descent", self.swept, salt=0, passes=MOST_PASSES)
-
-    def frank_wolfe(self) -> bool:
-        """Frank-Wolfe from the barycentre, rounded, then descent; False where it can't be."""
-        obstacle = no_joint_step(self.source, self.anchor, self.recipe)
+    def search(self, matcher: Matcher) -> bool:
+        """One search and descent after it, whatever the effort; False where it can't be."""
+        obstacle = matcher.hindered(self.source, self.anchor, self.recipe)
         if obstacle is not None:
-            self._skip("frank-wolfe + descent", 0.0, obstacle)
+            self._skip(matcher.label, 0.0, obstacle)
             return False
-        before = self.work.flop
-        rounded = relax(self.work, self.spaces, self.swept.alignment)
-        start = Found(rounded, 0.0, self.work.flop - before)
-        self._descend("frank-wolfe + descent", start, salt=0, passes=MOST_PASSES)
+        start = matcher.begin(self.work, self.spaces, self.swept)
+        self._descend(matcher.label, start, salt=0, passes=MOST_PASSES)
         return True
 
     def auto(self) -> None:
         """The whole portfolio, as far as the effort goes.
 
-        The sweep and descent from it, in several orders; Frank-Wolfe; and the identity, improved
+        The sweep and descent from it, in several orders; other searches; and the identity, improved
         by descent only where it beats the sweep: otherwise the order of the source's units says
         nothing, and the result must not depend on it.
         """
@@ -120,15 +115,17 @@ class Portfolio:
         # Entropic plans gain a little in every pass, and each solve is a long iteration.
         entropic = self.recipe.solver != "exact"
         passes = FEW_PASSES if dear or entropic else MOST_PASSES
-        self._descend("sweep + descent", self.swept, salt=0, passes=passes)
+        self._descend(DESCENT.label, self.swept, salt=0, passes=passes)
         if self.seen is not None:
             self.tried.append(("activations", self.seen))
             again = partial(
                 self._descend, "activations + descent", self.seen, salt=0, passes=passes
             )
             self._try("activations + descent", usual, again)
-        relaxed = relax_flop(self.work, self.spaces)
-        self._try("frank-wolfe + descent", relaxed + usual, self.frank_wolfe)
+        for matcher in SEARCHES.values():
+            if matcher is not DESCENT:
+                flop = matcher.planned_flop(self.work, self.spaces)
+                self._try(matcher.label, flop + usual, partial(self.search, matcher))
         if plain is not None and plain.objective > self.swept.objective * (1 + _EQUAL):
             self._try(
                 "identity + descent",
@@ -200,29 +197,6 @@ class Portfolio:
     def _perfect(self) -> bool:
         """Whether no alignment of these weights could be better."""
         return self._best()[1].objective >= (1 - _EQUAL) * self.work.bound
-
-
-def relax_flop(work: Similarity, spaces: Sequence[str]) -> float:
-    """What Frank-Wolfe is planned with, the descent after it aside."""
-    return MOST_STEPS * (work.dense_flop(spaces) + work.pass_flop(spaces))
-
-
-def no_permutations(source: Model, anchor: Model, recipe: Recipe) -> str | None:
-    """Why the maps can't all be permutations; None when they can."""
-    if recipe.solver != "exact" or recipe.mass != "uniform":
-        return f"--solver {recipe.solver} --mass {recipe.mass} ask for soft maps"
-    for space in anchor.graph.free():
-        width = source.graph.spaces[space.id].size
-        if width != space.size:
-            return f"space {space.id} has {width} units there and {space.size} in the anchor"
-    return None
-
-
-def no_joint_step(source: Model, anchor: Model, recipe: Recipe) -> str | None:
-    """Why Frank-Wolfe can't move all maps at once; None when it can."""
-    family = next((s for s in anchor.graph.free() if s.per is not None), None)
-    inner = None if family is None else f"space {family.id} has a map for each {family.per}"
-    return no_permutations(source, anchor, recipe) or inner
 
 
 def in_place_warning(

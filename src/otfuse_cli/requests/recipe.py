@@ -9,9 +9,17 @@ from typing import Any
 
 from ..errors import UsageError
 
+# Searches by their value of `--matcher`, with what help says of them
+# (`matching/matchers/searches.py` has them, but for the sweep that all begin with).
+MATCHERS: Mapping[str, str] = {
+    "sweep": "one pass in graph order",
+    "descent": "steps that look at both sides of a unit",
+    "frank-wolfe": "all spaces at once",
+}
+
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "align": ("wts", "acts", "none"),
-    "matcher": ("auto", "sweep", "descent", "frank-wolfe"),
+    "matcher": ("auto", *MATCHERS),
     "metric": ("euclidean", "cosine", "correlation"),
     "mass": ("uniform", "norm", "importance"),
     "solver": ("exact", "sinkhorn"),
