@@ -16,7 +16,8 @@ from .plan import Plan
 
 Scale = Literal["preserve", "paper"]
 
-# A unit with less than this share of the mean mass counts as having none (unbalanced plans).
+# A unit with less than this share of the mean mass counts as having none: what is left of it is
+# an entropic solver's rounding.
 _EMPTY = 1e-9
 
 

@@ -17,7 +17,7 @@ _BLOCK = 1 << 22
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A transport plan T of shape (N, M), total mass 1 (unbalanced plans: less).
+    """A transport plan T of shape (N, M), total mass 1.
 
     Make one with `from_index`, `identity`, `from_entries`, `from_dense` or `blend`; exactly one of
     the three representations is set.
@@ -132,7 +132,7 @@ class Plan:
 
     @property
     def total(self) -> float:
-        """Sum of the plan: 1, less when unbalanced."""
+        """Sum of the plan: 1 but for rounding."""
         return float(self.mass_N.sum())
 
     @property

@@ -1,4 +1,4 @@
-"""Entropic transport by scaling in the log domain, balanced or unbalanced.
+"""Entropic transport by scaling in the log domain.
 
 N source units, M anchor units; rows = source, columns = anchor; float64 on any device. Our own
 rather than the library's: its kernel `exp(-cost / epsilon)` underflows to an empty plan, without
@@ -15,9 +15,12 @@ from torch import Tensor
 
 # Over-relaxation: 3 to 10 times fewer iterations than 1 on weight costs; below 2 it converges.
 _OMEGA = 1.8
+# L1 distance from the masses that counts as met, and the steps that it may take.
 _GOAL = 1e-5
 _LIMIT = 10_000
+# Steps at each larger epsilon on the way: a rough answer is start enough.
 _WARM_UP = 200
+# Steps between two looks at the residual, each of which costs what a step does.
 _CHECK_EVERY = 10
 # Scalings beyond e^30 are absorbed into the potentials, and the kernel is made anew.
 _ABSORB = 30.0
@@ -29,8 +32,7 @@ class Scaled:
 
     Attributes:
         plan_NM: Float64.
-        residual: L1 distance of the row sums from those the optimality conditions ask for (the
-            masses, if balanced); the columns' is zero. For unbalanced plans relative to the mass.
+        residual: L1 distance of the row sums from the masses; the columns' is zero.
         iterations: Scaling steps taken.
     """
 
@@ -39,24 +41,19 @@ class Scaled:
     iterations: int
 
 
-def scale(
-    cost_NM: Tensor, mass_N: Tensor, mass_M: Tensor, *, epsilon: float, rho: float = math.inf
-) -> Scaled:
-    """Minimise `<T, cost> + epsilon KL(T | a b') + rho KL(T 1 | a) + rho KL(T' 1 | b)`.
+def scale(cost_NM: Tensor, mass_N: Tensor, mass_M: Tensor, *, epsilon: float) -> Scaled:
+    """Minimise `<T, cost> + epsilon KL(T | a b')` over plans with the masses as their sums.
 
     Stabilised scaling: `T = diag(u) K diag(v)` with the kernel K taken at the current potentials,
-    epsilon annealed from the spread of the cost, over-relaxed (Thibault et al. 2021);
-    unbalanced, the total mass is set in closed form at every step, since it converges slowest
-    otherwise (Sejourne et al. 2022).
+    epsilon annealed from the spread of the cost, over-relaxed (Thibault et al. 2021).
 
     Args:
         cost_NM: Finite, float64.
         mass_N: Positive, float64, same device.
         mass_M: The same for the anchor.
         epsilon: In units of the cost, > 0.
-        rho: Price of leaving the masses; infinite = they are kept.
     """
-    solver = _Scaling(cost_NM, mass_N, mass_M, rho)
+    solver = _Scaling(cost_NM, mass_N, mass_M)
     step = max(epsilon, float(cost_NM.max() - cost_NM.min()) / 4)
     while step > epsilon:
         solver.run(step, goal=1e-2, limit=_WARM_UP)
@@ -68,8 +65,8 @@ def scale(
 class _Scaling:
     """The potentials f_N, g_M (in units of the cost), carried from one epsilon to the next."""
 
-    def __init__(self, cost_NM: Tensor, mass_N: Tensor, mass_M: Tensor, rho: float) -> None:
-        self.cost_NM, self.mass_N, self.mass_M, self.rho = cost_NM, mass_N, mass_M, rho
+    def __init__(self, cost_NM: Tensor, mass_N: Tensor, mass_M: Tensor) -> None:
+        self.cost_NM, self.mass_N, self.mass_M = cost_NM, mass_N, mass_M
         self.f_N, self.g_M = torch.zeros_like(mass_N), torch.zeros_like(mass_M)
         self.iterations = 0
 
@@ -78,7 +75,7 @@ class _Scaling:
         last = self.iterations + limit
         while True:
             kernel_NM = self._absorb(epsilon)
-            u_N, v_M, residual = self._iterate(kernel_NM, epsilon, goal, last)
+            u_N, v_M, residual = self._iterate(kernel_NM, goal, last)
             self.f_N = self.f_N + epsilon * u_N.log()
             self.g_M = self.g_M + epsilon * v_M.log()
             # Infinite: it was left before a check, so one more round measures it.
@@ -87,23 +84,15 @@ class _Scaling:
 
     def _absorb(self, epsilon: float) -> Tensor:
         """One full step in the log domain, and the kernel at its potentials."""
-        share = self._share(epsilon)
         log_a, log_b = self.mass_N.log(), self.mass_M.log()
         scaled = (self.g_M - self.cost_NM).div_(epsilon).add_(log_b)
-        self.f_N = torch.logsumexp(scaled, 1).mul_(-share * epsilon)
-        self.f_N = self.f_N + self._level(self.f_N, self.g_M)
+        self.f_N = torch.logsumexp(scaled, 1).mul_(-epsilon)
         torch.sub(self.f_N[:, None], self.cost_NM, out=scaled).div_(epsilon).add_(log_a[:, None])
-        self.g_M = torch.logsumexp(scaled, 0).mul_(-share * epsilon)
+        self.g_M = torch.logsumexp(scaled, 0).mul_(-epsilon)
         return scaled.add_(self.g_M / epsilon).add_(log_b).exp_()
 
-    def _iterate(
-        self, kernel_NM: Tensor, epsilon: float, goal: float, last: int
-    ) -> tuple[Tensor, Tensor, float]:
+    def _iterate(self, kernel_NM: Tensor, goal: float, last: int) -> tuple[Tensor, Tensor, float]:
         """Scale until the goal, the limit, or scalings too large; returns u, v, residual."""
-        share = self._share(epsilon)
-        # With potentials in the kernel, the unbalanced step keeps a power of them.
-        pull_N = (-(1 - share) / epsilon * self.f_N).exp_()
-        pull_M = (-(1 - share) / epsilon * self.g_M).exp_()
         u_N, v_M = torch.ones_like(self.mass_N), torch.ones_like(self.mass_M)
         best = u_N, v_M
         residual = math.inf
@@ -111,15 +100,12 @@ class _Scaling:
             row_N = kernel_NM @ v_M
             if step % _CHECK_EVERY == 0:
                 best = u_N, v_M
-                residual = self._residual(u_N * row_N, u_N, epsilon)
+                residual = float((u_N * row_N - self.mass_N).abs().sum())
                 if residual < goal or self.iterations >= last:
                     break
-            new_N = (self.mass_N / row_N).pow_(share).mul_(pull_N)
+            new_N = self.mass_N / row_N
             u_N = u_N ** (1 - _OMEGA) * new_N**_OMEGA
-            if not math.isinf(self.rho):
-                f_N, g_M = self.f_N + epsilon * u_N.log(), self.g_M + epsilon * v_M.log()
-                u_N = u_N * (self._level(f_N, g_M) / epsilon).exp_()
-            new_M = (self.mass_M / (kernel_NM.T @ u_N)).pow_(share).mul_(pull_M)
+            new_M = self.mass_M / (kernel_NM.T @ u_N)
             # Before each check the columns take a plain step, which fulfils their condition.
             checked = (step + 1) % _CHECK_EVERY == 0
             v_M = new_M if checked else v_M ** (1 - _OMEGA) * new_M**_OMEGA
@@ -130,21 +116,3 @@ class _Scaling:
                 residual = math.inf
                 break
         return *best, residual
-
-    def _residual(self, sums_N: Tensor, u_N: Tensor, epsilon: float) -> float:
-        if math.isinf(self.rho):
-            return float((sums_N - self.mass_N).abs().sum())
-        f_N = self.f_N + epsilon * u_N.log()
-        wanted_N = self.mass_N * (-f_N / self.rho).exp()
-        return float((sums_N - wanted_N).abs().sum() / wanted_N.sum())
-
-    def _level(self, f_N: Tensor, g_M: Tensor) -> Tensor:
-        """What to add to f so that both sides ask for the same total mass; g follows from f."""
-        if math.isinf(self.rho):
-            return f_N.new_zeros(())
-        source = torch.logsumexp(self.mass_N.log() - f_N / self.rho, 0)
-        anchor = torch.logsumexp(self.mass_M.log() - g_M / self.rho, 0)
-        return (source - anchor).mul_(self.rho / 2)
-
-    def _share(self, epsilon: float) -> float:
-        return 1.0 if math.isinf(self.rho) else self.rho / (self.rho + epsilon)
