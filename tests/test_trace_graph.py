@@ -15,7 +15,7 @@ from otfuse_cli.errors import ExitCode, IncompatibleModels
 from otfuse_cli.graph.axes import Fixed, Prod, Unit
 from otfuse_cli.graph.model import LayerGraph, OpKind, Role
 from otfuse_cli.graph.trace.from_module import export, graph_from_program, trace
-from otfuse_cli.running.acid import acid_test
+from otfuse_cli.running.acid import _drawn, acid_test
 from otfuse_cli.running.function_change import function_change
 from otfuse_cli.running.relabel import draw_maps, relabel_state
 
@@ -384,3 +384,11 @@ def test_a_custom_operator_is_pinned_and_what_surrounds_it_is_not() -> None:
     assert graph.spaces["one.weight:0"].pinned == "no rule: otfuse_tests::with_fake"
     (warning,) = graph.warnings
     assert "test_trace_graph.py:" in warning
+
+
+def test_weights_are_drawn_of_order_one_over_the_root_of_the_inputs():
+    net = nn.Sequential(nn.Linear(400, 9), nn.ReLU(), nn.Linear(9, 4))
+    graph = trace(net, (torch.zeros(2, 400),), source="here")
+    generator = torch.Generator().manual_seed(0)
+    weight = _drawn(graph.tensors["0.weight"], torch.Size((9, 400)), generator)
+    assert 0.9 < float(weight.std()) * 400**0.5 < 1.1
