@@ -19,12 +19,14 @@ import typer
 from conftest import ROOT, make_report
 from otfuse_cli import __version__, errors
 from otfuse_cli.cli import app, render
-from otfuse_cli.cli.option_table import OPTIONS, OWN
+from otfuse_cli.cli.option_table import COMMON, OPTIONS, OWN
 from otfuse_cli.cli.options import RunOptions
+from otfuse_cli.commands import prune_fuse
 from otfuse_cli.report import files
 from otfuse_cli.report.gate import gate
 from otfuse_cli.report.records import Report
 from otfuse_cli.requests import requests
+from otfuse_cli.session import open_inputs
 
 PROGRAM = typer.main.get_command(app.app)
 COMMANDS = PROGRAM.commands
@@ -489,8 +491,44 @@ def test_help_shows_panels_choices_and_defaults(cli, name):
     assert f"[default: {requests.Recipe.epsilon}]" in " ".join(text.split())
 
 
+def flags_in(page):
+    """Flags that begin a line of a help page."""
+    return set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", page, re.M))
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_help_shows_what_most_people_need_and_help_all_the_rest(cli, name):
+    command = COMMANDS[name]
+    params = command.get_params(typer.Context(command, **PROGRAM.context_settings))
+    options = [param for param in params if param.param_type_name == "option"]
+    flags = {param.name: {f for f in param.opts if f.startswith("--")} for param in options}
+    page, every = cli(name, "--help").out, cli(name, "--help-all").out
+    assert flags_in(every) == set().union(*(flags[key] & flags_in(every) for key in flags))
+    assert all(flags[key] & flags_in(every) for key in flags)
+    line = f"otfuse {name} --help-all shows all {len(options)} options."
+    assert line not in every
+    if len(options) <= 20:
+        assert page == every
+        return
+    shown = {key for key in flags if flags[key] & flags_in(page)}
+    assert shown == COMMON & set(flags)
+    assert len(shown) <= 20
+    assert page.partition("\n\nExample")[0].endswith(line)
+
+
+def test_help_of_merge_has_what_a_first_fusion_takes(cli):
+    wanted = {"weights", "anchor", "output", "arch", "key", "samples", "num-samples", "synthetic"}
+    wanted |= {"align", "blend", "overwrite", "device", "json"}
+    assert {f"--{name}" for name in wanted | {"verbose"}} <= flags_in(cli("merge", "--help").out)
+
+
 # What help says in words, or not as Python writes it.
 IN_OTHER_WORDS = {"unit_norm": "unit-norm", "strict": "strict", "shard_size": "5GB"}
+# What a default depends on stands beside these numbers.
+NUMBERS_IN_WORDS = {
+    "num_samples": [open_inputs.REAL, open_inputs.SYNTHETIC, open_inputs.CLASS_DRIVEN],
+    "dense_weight": [prune_fuse._TRUSTING, prune_fuse._CAREFUL],
+}
 
 
 @pytest.mark.parametrize("name", REQUESTS)
@@ -504,7 +542,12 @@ def test_help_tells_the_defaults_that_requests_have(name):
             r"\[default: (.*)\]$", getattr(annotation.__metadata__[0], "help", "") or ""
         )
         default = recipe.get(field.name) if field.default is None else field.default
-        if said is None or " " in said[1] or default is MISSING:  # words, or no default
+        if said is None or default is MISSING:
+            continue
+        if " " in said[1]:  # words: only where nothing plain stands behind them
+            assert default is None, field.name
+            numbers = [float(number) for number in re.findall(r"\d+(?:\.\d+)?", said[1])]
+            assert numbers == NUMBERS_IN_WORDS.get(field.name, []), field.name
             continue
         if field.name in IN_OTHER_WORDS:
             assert said[1] == IN_OTHER_WORDS[field.name]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from conftest import make_report
@@ -9,9 +11,9 @@ from otfuse_cli.cli.closing import closing
 from otfuse_cli.report.records import Checks, SpaceRecord
 
 
-def space(ot_cost, identity_cost, random_cost=None, size=10):
+def space(ot_cost, identity_cost, random_cost=None, size=10, source=10):
     return SpaceRecord(
-        "s", 0, (size, size), ("w",), ot_cost, identity_cost, 0.5, "exact", 0.0, random_cost
+        "s", 0, (source, size), ("w",), ot_cost, identity_cost, 0.5, "exact", 0.0, random_cost
     )
 
 
@@ -41,7 +43,7 @@ def test_widths_apart_have_no_order_to_compare_with():
 
 
 def test_it_counts_the_anchors_units():
-    assert closing(fusion(space(1, 2, size=7), space(1, 2, size=5))).startswith(
+    assert closing(fusion(space(1, 2, size=7, source=9), space(1, 2, size=5))).startswith(
         "12 units in 2 spaces were matched,"
     )
 
@@ -77,3 +79,6 @@ def test_it_ends_the_text_and_nothing_else(cli, demo_pair, tmp_path):
     assert run.out.rstrip().splitlines()[-1].startswith(tuple("123456789"))
     assert "nearer than in the order they had" in run.out.rstrip().splitlines()[-1]
     assert cli("merge", *demo_pair, "-o", tmp_path / "two.safetensors", "-q").out == ""
+    envelope = cli("merge", *demo_pair, "-o", tmp_path / "three.safetensors", "--json").out
+    assert json.loads(envelope)
+    assert "nearer than" not in envelope

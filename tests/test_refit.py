@@ -20,6 +20,7 @@ from otfuse_cli.fusion.ridge import Ridge
 from otfuse_cli.graph.analysis.fit_targets import fits, scores
 from otfuse_cli.graph.trace.from_module import export
 from otfuse_cli.graph.trace.program import labelled_program
+from otfuse_cli.session import bench
 
 
 def draw(*shape, seed=0):
@@ -390,6 +391,21 @@ def test_order_and_batching_of_inputs_do_not_matter(factory, monkeypatch):
     for name, tensor in first.items():
         for other in (second, third):
             torch.testing.assert_close(other[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("more", "most_bytes"), [({}, 4 << 30), ({"pass_memory": 0.5}, 1 << 29)])
+def test_pass_memory_is_what_waiting_passes_may_hold(factory, monkeypatch, more, most_bytes):
+    asked, real = [], bench.Bench
+
+    def spy(*args):
+        asked.append(real(*args))
+        return asked[-1]
+
+    monkeypatch.setattr(bench, "Bench", spy)
+    arch = factory(MLP)
+    states = [build(arch, seed).state_dict() for seed in (0, 1)]
+    otfuse_cli.merge(*states, arch=arch, samples=inputs_of(arch, 40), max_memory=3.0, **more)
+    assert [one.most_bytes for one in asked] == [most_bytes]
 
 
 def test_other_widths(factory):
