@@ -17,7 +17,7 @@ from ..requests.option_text import parse_shape, parse_shares, parse_weights
 from ..requests.tensor_weights import read_weights
 from .option_table import OPTIONS, OWN
 
-# Options that may be repeated, as INDEX=VALUE (`commands.indexed_option`).
+# Options that may be repeated, as INDEX=VALUE (`requests/indexed_option.py`).
 PER_CHECKPOINT = ("arch", "key")
 
 

@@ -14,7 +14,7 @@ from ..requests.recipe import Recipe
 from .features import producers
 from .matchers.descent import movable
 from .matchers.matcher import no_permutations
-from .matchers.searches import DESCENT, SEARCHES
+from .matchers.searches import FURTHER
 from .models import Model
 from .portfolio import FEW_PASSES, ORDERS, USUAL_PASSES
 from .similarity import Similarity
@@ -68,8 +68,8 @@ def _plan(work: Similarity, recipe: Recipe) -> tuple[Mapping[str, float], Sequen
     steps["descent"] = (FEW_PASSES if few else USUAL_PASSES) * one
     left = recipe.effort - sum(steps.values())
     further: dict[str, float] = {}
-    for matcher in SEARCHES.values():
-        if matcher is not DESCENT and matcher.hindered(source, anchor, recipe) is None:
+    for matcher in FURTHER:
+        if matcher.hindered(source, anchor, recipe) is None:
             further[matcher.name] = matcher.planned_flop(work, spaces) + usual
     if no_permutations(source, anchor, recipe) is None:
         further["identity + descent"] = usual

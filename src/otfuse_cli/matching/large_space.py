@@ -51,12 +51,12 @@ class LargeSpace:
         Raises:
             SolveFailed: The transport problem was not solved.
         """
-        cost_NM = self._cost(Metric(self.recipe.metric), unit_norm=self.recipe.unit_norm)
+        cost_NM = self._cost(unit_norm=self.recipe.unit_norm)
         return solve(
             cost_NM,
             solver=Solver(self.recipe.solver),
             epsilon=self.recipe.epsilon,
-            tie_NM=lambda: self._cost(Metric.EUCLIDEAN, unit_norm=False),
+            tie_NM=lambda: self._cost(unit_norm=False),
         )
 
     def records(self, solution: Solution) -> tuple[SpaceRecord, list[LayerRecord]]:
@@ -102,7 +102,8 @@ class LargeSpace:
             sides.append(unit_rows(rows, in_place=True) if unit_norm else rows)
         return sides[0], sides[1]
 
-    def _cost(self, metric: Metric, *, unit_norm: bool) -> torch.Tensor:
+    def _cost(self, *, unit_norm: bool) -> torch.Tensor:
+        """Euclidean, the only metric of a large space: squares add up over producers."""
         total: torch.Tensor | None = None
         dead: list[torch.Tensor] = []
         for producer in self.producers:
@@ -115,8 +116,7 @@ class LargeSpace:
         assert total is not None
         if len(self.producers) > 1:
             total.div_(len(self.producers))
-        if metric is Metric.EUCLIDEAN:
-            total.sqrt_()
+        total.sqrt_()
         if unit_norm:
             total[dead[0]] = 1.0
             total[:, dead[1]] = 1.0
@@ -145,9 +145,9 @@ class LargeSpace:
                 total += float(self._rooted(moved.double(), lost).sum())
             ot_cost = total / len(index_M)
         else:
-            metric = Metric(self.recipe.metric)
             dead_cost = 1.0 if self.recipe.unit_norm else None
-            ot_cost = plan.cost(cost_matrix(source, anchor, metric=metric, dead_cost=dead_cost))
+            costs = cost_matrix(source, anchor, metric=Metric.EUCLIDEAN, dead_cost=dead_cost)
+            ot_cost = plan.cost(costs)
         record = LayerRecord(
             producer.layer,
             self.source.index,
@@ -158,7 +158,7 @@ class LargeSpace:
         return record, stay
 
     def _rooted(self, squares_M: torch.Tensor, dead_M: torch.Tensor) -> torch.Tensor:
-        cost_M = squares_M.sqrt() if self.recipe.metric == "euclidean" else squares_M
+        cost_M = squares_M.sqrt()
         return torch.where(dead_M, 1.0, cost_M) if self.recipe.unit_norm else cost_M
 
 

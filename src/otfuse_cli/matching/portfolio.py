@@ -20,7 +20,7 @@ from ..transport.maps import Permutation
 from .alignment import Alignment
 from .matchers.descent import MOST_PASSES, Found, descend, movable
 from .matchers.matcher import Matcher, no_permutations
-from .matchers.searches import DESCENT, SEARCHES
+from .matchers.searches import DESCENT, FURTHER
 from .models import Model
 from .similarity import Similarity
 
@@ -122,10 +122,9 @@ class Portfolio:
                 self._descend, "activations + descent", self.seen, salt=0, passes=passes
             )
             self._try("activations + descent", usual, again)
-        for matcher in SEARCHES.values():
-            if matcher is not DESCENT:
-                flop = matcher.planned_flop(self.work, self.spaces)
-                self._try(matcher.label, flop + usual, partial(self.search, matcher))
+        for matcher in FURTHER:
+            flop = matcher.planned_flop(self.work, self.spaces)
+            self._try(matcher.label, flop + usual, partial(self.search, matcher))
         if plain is not None and plain.objective > self.swept.objective * (1 + _EQUAL):
             self._try(
                 "identity + descent",

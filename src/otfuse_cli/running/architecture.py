@@ -125,7 +125,7 @@ def architecture(
         untied: Give the output layer of a network a weight of its own (see `untie`).
 
     Raises:
-        OtfuseError: See `graph.recognise`, `graph.trace`, `network.factory`, `network.program`.
+        OtfuseError: See `spec.from_shapes`, `trace.from_module`, `factory`, `exported_file`.
     """
     # By what is named: a program, code to run, else names and shapes.
     if isinstance(arch, str) and arch.endswith(".pt2"):

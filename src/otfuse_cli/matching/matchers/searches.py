@@ -1,6 +1,6 @@
 """The registry of searches: those that `--matcher` names and the portfolio tries.
 
-A new one is a class here or in a module of its own, its line in `SEARCHES`, and its name with a
+A new one is a class here or in a module of its own, its place in `FURTHER`, and its name with a
 few words of help in `requests/recipe.py`.
 """
 
@@ -57,5 +57,7 @@ class FrankWolfe:
 
 
 DESCENT: Matcher = Descent()
-# By name, in the order in which the portfolio tries them after descent itself.
-SEARCHES: dict[str, Matcher] = {search.name: search for search in (DESCENT, FrankWolfe())}
+# What the portfolio tries after descent itself, in this order.
+FURTHER: tuple[Matcher, ...] = (FrankWolfe(),)
+# By their value of `--matcher`.
+SEARCHES: dict[str, Matcher] = {search.name: search for search in (DESCENT, *FURTHER)}
