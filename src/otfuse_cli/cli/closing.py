@@ -11,10 +11,11 @@ if TYPE_CHECKING:
 
 _FUSIONS = ("merge", "prune-fuse")
 
+# What running a network shows is which units may move, not that merged units lose nothing.
 _FUNCTION = {
-    "kept": "running the network showed that this changes nothing of what a model computes",
-    "assumed": "that this changes nothing of what a model computes is assumed, not shown",
-    None: "that this changes nothing of what a model computes was not checked",
+    "kept": "running the network showed which units may change places",
+    "assumed": "which units may change places is assumed, not shown",
+    None: "which units may change places was not checked",
 }
 
 
@@ -30,7 +31,8 @@ def closing(report: Report) -> str | None:
 
 def _matched(report: Report) -> str:
     if not report.spaces:
-        return "Nothing was matched: tensors were averaged as they stood"
+        plain = report.recipe.get("align") == "none"
+        return "Nothing was matched" + ": tensors were averaged as they stood" * plain
     units = sum(space.sizes[1] for space in report.spaces)
     text = f"{quantity(units, 'unit')} in {quantity(len(report.spaces), 'space')}"
     return f"{text} {'was' if units == 1 else 'were'} matched{_nearer(report.spaces)}"
