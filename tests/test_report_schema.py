@@ -8,11 +8,10 @@ from importlib import resources
 
 import jsonschema
 import pytest
-import typer
 
 from conftest import make_report
 from otfuse_cli import errors
-from otfuse_cli.cli.app import app
+from otfuse_cli.cli.app import program
 from otfuse_cli.cli.render import Outcome
 from otfuse_cli.report import files, records, schema
 from otfuse_cli.requests.requests import CHOICES, Recipe
@@ -82,7 +81,7 @@ def test_recipe_and_schema_have_the_same_options():
 
 def test_schema_has_every_command():
     known = SCHEMA["properties"]["command"]["enum"]
-    assert set(known) == set(typer.main.get_command(app).commands)
+    assert set(known) == set(program().commands)
 
 
 def whole_report():

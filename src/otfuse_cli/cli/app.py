@@ -1,7 +1,6 @@
 """Typer wiring only: options -> frozen request -> verb -> renderer. Imports no torch.
 
-A command is a function of its request; `_command` gives it the request's fields as options, and
-turns whatever it raises into an outcome with an exit code.
+A command is a function of its request; `_command` gives it the request's fields as options.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,10 +26,10 @@ from ..requests.requests import (
 )
 from ..runtime import Progress
 from . import render
-from .help import Command, Group
-from .options import signature
+from .help import Group
 from .render import Display, Outcome
-from .run_verb import Request, Verb, foreseen, run_verb, show_outcome
+from .run_verb import Request, Verb, foreseen, show_outcome
+from .verbs import Commands, Entry
 
 if TYPE_CHECKING:
     from ..report.records import Report
@@ -45,13 +44,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
 )
 
+_ENTRIES: dict[str, Entry] = {}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    command = typer.main.get_command(app)
     try:
-        status = command.main(arguments or ["--help"], prog_name="otfuse", standalone_mode=False)
+        status = program().main(arguments or ["--help"], prog_name="otfuse", standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last line of defence
         json, debug = "--json" in arguments, "--debug" in arguments
         return show_outcome(
@@ -60,26 +60,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(status or 0) if arguments else ExitCode.USAGE
 
 
+def program() -> Group:
+    """The program with all its commands."""
+    group = typer.main.get_command(app)
+    assert isinstance(group, Group)
+    group.commands = Commands(_ENTRIES)
+    return group
+
+
 def _command(
-    name: str,
-    request_type: Callable[..., Request],
-    *examples: str,
-    required: Sequence[str] = (),
-    optional: Sequence[str] = (),
-    omit: Sequence[str] = (),
+    name: str, request_type: type[Request], *examples: str, **more: Sequence[str]
 ) -> Callable[[Verb[Request]], Verb[Request]]:
     """Register a function of a request as a command that takes the request's fields as options."""
-    assert isinstance(request_type, type)
-    parameters = signature(request_type, required=required, optional=optional, omit=omit)
 
     def register(verb: Verb[Request]) -> Verb[Request]:
-        def run(**values: Any) -> int:
-            return run_verb(name, verb, request_type, values)
-
-        run.__doc__ = verb.__doc__
-        run.__signature__ = parameters  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in parameters.parameters.values()}
-        app.command(name, cls=Command, epilog="\n".join(examples))(run)
+        _ENTRIES[name] = Entry(name, verb, request_type, examples, **more)
         return verb
 
     return register
@@ -111,7 +106,6 @@ def merge_command(request: MergeRequest, progress: Progress) -> Report:
     "otfuse inspect a.pt b.pt --max-cost 0.5 --plot costs.html",
     "otfuse merge a.pt b.pt -o fused.pt --json | otfuse inspect --ot-costs",
     optional=("checkpoints",),
-    omit=("repair",),
 )
 def inspect_command(request: InspectRequest, progress: Progress) -> Report:
     """Look before fusing: tensors, layer graph, compatibility, OT costs.
@@ -214,16 +208,6 @@ def evaluate_command(request: EvaluateRequest, progress: Progress) -> Report:
     CurveRequest,
     "otfuse curve a.pt b.pt --arch net.py:make_net --samples test.npz",
     "otfuse curve a.pt b.pt --arch mlp --samples test.npz --paper --plot curve.png",
-    omit=(
-        "strict",
-        "vocab",
-        "synthetic",
-        "synthetic_kind",
-        "input_shape",
-        "post_activations",
-        "max_memory",
-        "pass_memory",
-    ),
 )
 def curve_command(request: CurveRequest, progress: Progress) -> Report:
     """Measure what lies between two checkpoints, for weights from 0 to 1 of the second one.
@@ -241,14 +225,6 @@ def curve_command(request: CurveRequest, progress: Progress) -> Report:
     DemoRequest,
     "otfuse demo",
     "otfuse demo --paper -o fused.safetensors",
-    omit=(
-        *("arch", "free_outputs", "key", "strict", "vocab"),
-        *("keep_extras", "shard_size"),
-        *("samples", "synthetic", "synthetic_kind", "input_shape", "num_samples"),
-        *("max_memory", "pass_memory"),
-        *("post_activations", "force", "refit", "ridge", "blend", "calibrate"),
-        *("require_gain", "require_proof"),
-    ),
 )
 def demo_command(request: DemoRequest, progress: Progress) -> Report:
     """Fuse a bundled pair of digit classifiers, and measure parents, plain average and fused net.

@@ -8,19 +8,27 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Collection
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from .option_table import COMMON, PANELS, RUN, SHOW_ALL
+from ..requests.option import PANELS, RUN
+from .options import SHOW_ALL
 
 # With more options than this, a help page shows the common ones; the others have `--help-all`.
 _MANY = 20
 
 
 class Command(TyperCommand):
-    """A command whose options stand in sections, in the order of `PANELS`."""
+    """A command whose options stand in sections, in the order of `PANELS`.
+
+    Attributes:
+        common: Names of the options that the short help shows, first in their sections.
+    """
+
+    common: Collection[str] = ()
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments, then every panel that has options; of many options the common ones."""
@@ -28,10 +36,14 @@ class Command(TyperCommand):
         sections |= {panel: [] for panel in PANELS}
         params = self.get_params(ctx)
         options = [param for param in params if param.param_type_name != "argument"]
+        common = [
+            param
+            for param in params
+            if param not in options or param.name in {"help", *self.common}
+        ]
+        rest = [param for param in options if param not in common]
         shortened = len(options) > _MANY and not ctx.meta.get(SHOW_ALL)
-        for param in params:
-            if shortened and param in options and param.name not in COMMON:
-                continue
+        for param in common if shortened else [*common, *rest]:
             record = param.get_help_record(ctx)
             if record is None:
                 continue
@@ -53,12 +65,11 @@ class Command(TyperCommand):
 class Group(TyperGroup):
     """The program itself: its commands before its options."""
 
+    commands: Any
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write commands with the whole first sentence of their help, then options."""
-        commands = [
-            (name, (command.help or "").partition("\n\n")[0].replace("\n", " "))
-            for name, command in self.commands.items()
-        ]
+        commands = [(name, entry.summary) for name, entry in self.commands.entries.items()]
         options = [param.get_help_record(ctx) for param in self.get_params(ctx)]
         shown = [record for record in options if record]
         _write_sections(formatter, {"Commands": commands, "Options": shown})

@@ -10,34 +10,44 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from ..output_names import parse_size
+from ..requests.option import OUTPUT, Option, Options, option_of, switch
 from ..requests.option_text import parse_shape, parse_shares, parse_weights
 from ..requests.tensor_weights import read_weights
-from .option_table import OPTIONS, OWN
 
 # Options that may be repeated, as INDEX=VALUE (`requests/indexed_option.py`).
 PER_CHECKPOINT = ("arch", "key")
+# In the context's `meta`: everything was asked for.
+SHOW_ALL = "otfuse.help-all"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class RunOptions(Options):
     """What a command says and how, as against what it does."""
 
-    json: bool = False
-    quiet: bool = False
-    verbose: bool = False
-    debug: bool = False
-    help_all: bool = False  # never arrives: it ends the run
+    json: bool = switch(
+        False,
+        "--json",
+        panel=OUTPUT,
+        text="One JSON envelope on standard output.",
+        common=True,
+    )
+    quiet: bool = switch(False, "--quiet", "-q", text="Print nothing but errors.")
+    verbose: bool = switch(
+        False, "--verbose", "-v", text="Print everything that the report holds.", common=True
+    )
+    debug: bool = switch(False, "--debug", text="Show the traceback of an error.")
+    help_all: bool = switch(  # never arrives: it ends the run
+        False, "--help-all", text="Show all options and exit.", common=True
+    )
 
 
 def signature(
-    request_type: type,
-    *,
-    required: Sequence[str] = (),
-    optional: Sequence[str] = (),
-    omit: Sequence[str] = (),
+    request_type: type, *, required: Sequence[str] = (), optional: Sequence[str] = ()
 ) -> inspect.Signature:
     """What Typer reads off a function that takes `request_type`'s fields as parameters.
 
@@ -45,25 +55,57 @@ def signature(
         request_type: A frozen request.
         required: Fields with a default that the command line insists on.
         optional: Fields without a default that the command line doesn't insist on.
-        omit: Fields that make no sense on this command.
     """
-    defaults = {
-        field.name: inspect.Parameter.empty if field.default is MISSING else field.default
-        for kind in (request_type, RunOptions)
-        for field in fields(kind)
-        if field.name not in omit
-    }
-    defaults |= {name: None for name in PER_CHECKPOINT if isinstance(defaults.get(name), str)}
-    defaults |= dict.fromkeys(required, inspect.Parameter.empty) | dict.fromkeys(optional)
-    return inspect.Signature(
-        [
+    parameters = []
+    for item in (*fields(request_type), *fields(RunOptions)):
+        declared = option_of(item)
+        if declared is None:
+            continue
+        default = inspect.Parameter.empty if item.default is MISSING else item.default
+        if item.name in required:
+            default = inspect.Parameter.empty
+        elif item.name in optional or (declared.several and item.default is not MISSING):
+            default = None
+        parameters.append(
             inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind
+                item.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=default,
+                annotation=_annotation(item.name, declared),
             )
-            for name, kind in {**OPTIONS, **OWN.get(request_type.__name__, {})}.items()
-            if (default := defaults.get(name, MISSING)) is not MISSING
-        ]
+        )
+    return inspect.Signature(parameters)
+
+
+def _annotation(name: str, declared: Option) -> Any:
+    """A parameter's type, with what Typer shows of it."""
+    kind: Any = list[declared.kind] if declared.several else declared.kind  # type: ignore[name-defined]
+    if not declared.flags:
+        shown = typer.Argument(metavar=declared.metavar, help=declared.text, show_default=False)
+        return Annotated[kind, shown]
+    more: dict[str, Any] = {}
+    if declared.choices:
+        more["autocompletion"] = lambda: list(declared.choices)
+    if name == "help_all":
+        more |= {"is_eager": True, "callback": _show_all}
+    shown = typer.Option(
+        *declared.flags,
+        help=declared.help,
+        metavar=declared.metavar,
+        rich_help_panel=declared.panel,
+        show_default=False,
+        **more,
     )
+    return Annotated[kind | None, shown]
+
+
+def _show_all(context: typer.Context, asked: bool) -> None:
+    if asked:
+        from .render import show_text
+
+        context.meta[SHOW_ALL] = True
+        show_text(context.get_help() + "\n")
+        raise typer.Exit
 
 
 def split_values(

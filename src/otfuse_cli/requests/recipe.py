@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from math import isfinite
 from typing import Any
 
-from ..errors import UsageError
+from .option import FUSION, INPUTS, MATCHING, RUN, Options, choice, option, switch
 
 # Searches by their value of `--matcher`, with what help says of them
 # (`matching/matchers/searches.py` has them, but for the sweep that all begin with).
@@ -38,79 +37,143 @@ _SEEDS = 1 << 32
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Options):
     """Every option that shapes the result, resolved. Goes into the report as it is.
 
-    Attributes:
-        align: `wts`, `acts` (what units do on the inputs), or `none` for the plain average.
-        matcher: How maps are found: `sweep`, `descent`, `frank-wolfe`, or the best of them, `auto`.
-        effort: Floating point operations that `auto` may plan to spend on one source.
-        metric: Ground metric between units.
-        unit_norm: Compare rows at unit norm (cost only).
-        mass: `uniform`, `norm` (row norms), or `importance` (mean |activation| times its
-            deviation).
-        solver: `exact` or `sinkhorn`.
-        epsilon: Entropic regularisation, in standard deviations of the centred cost.
-        residual: How residual streams are mapped.
-        beta: Share of the shortcut in `residual average`.
-        scale: Consume maps that preserve the function, averaged by how many units stand for one
-            (`auto`), in full (`preserve`), or with both models' layers brought to one length
-            (`balanced`); or the paper's maps.
-        passes: Rounds over the sources; from the second, each is matched to the mean of the others.
-        repair: `auto`: undo the shrinking of imperfect matches, from the weights alone; or `none`.
-        post_activations: Look at units after their activation function instead of before.
-        seed: Decides everything random.
+    `epsilon` is in standard deviations of the centred cost. `scale` decides what maps between
+    different widths do: keep the function and be averaged by how many units stand for one
+    (`auto`), in full (`preserve`), or with both models' layers brought to one length (`balanced`);
+    or the paper's maps. `mass` `importance` is a unit's mean activation times its deviation.
+
+    Raises:
+        UsageError: A value outside its choices or range.
     """
 
-    align: str = "wts"
-    matcher: str = "auto"
-    effort: float = 2e13
-    metric: str = "euclidean"
-    unit_norm: bool = True
-    mass: str = "uniform"
-    solver: str = "exact"
-    epsilon: float = 0.05
-    residual: str = "shared"
-    beta: float = 0.5
-    scale: str = "auto"
-    passes: int = 1
-    repair: str = "auto"
-    post_activations: bool = False
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, choices in CHOICES.items():
-            value = getattr(self, name, None)
-            if value is not None and value not in choices:
-                raise UsageError(
-                    f"unknown value {value!r}",
-                    where=f"--{name}",
-                    fix=f"use one of: {', '.join(choices)}",
-                )
-        if not (isfinite(self.epsilon) and self.epsilon > 0):
-            raise UsageError("epsilon must be positive", where=f"--epsilon {self.epsilon}")
-        if not (isfinite(self.effort) and self.effort >= 0):
-            raise UsageError(
-                "effort must be a number of operations", where=f"--effort {self.effort}"
-            )
-        require_seed(self.seed)
-        if self.passes < 1:
-            raise UsageError("there is at least one pass", where=f"--passes {self.passes}")
-        if not 0 <= self.beta <= 1:
-            raise UsageError("beta must lie between 0 and 1", where=f"--beta {self.beta}")
+    align: str = choice(
+        "wts",
+        "--align",
+        CHOICES["align"],
+        panel=FUSION,
+        common=True,
+        text="Match units by their incoming weights, by what they do on the inputs, or not at all "
+        "(the plain average).",
+    )
+    matcher: str = choice(
+        "auto",
+        "--matcher",
+        CHOICES["matcher"],
+        panel=MATCHING,
+        text="How maps are found: "
+        + ", ".join(f"{what} ({name})" for name, what in MATCHERS.items())
+        + ", or the best of them (auto).",
+    )
+    effort: float = option(
+        2e13,
+        "--effort",
+        panel=MATCHING,
+        kind=float,
+        metavar="FLOP",
+        text="Operations that auto may plan to spend on a source; above it, it tries less.",
+        low=0,
+    )
+    metric: str = choice(
+        "euclidean",
+        "--metric",
+        CHOICES["metric"],
+        panel=MATCHING,
+        text="Ground metric between units.",
+    )
+    unit_norm: bool = switch(
+        True,
+        "--unit-norm/--raw",
+        panel=MATCHING,
+        text="Compare rows at unit norm, or as they are (cost only).",
+        said="unit-norm",
+    )
+    mass: str = choice(
+        "uniform",
+        "--mass",
+        CHOICES["mass"],
+        panel=MATCHING,
+        text="Mass of a unit: equal, the norm of its row, or what it does on the inputs.",
+    )
+    solver: str = choice(
+        "exact",
+        "--solver",
+        CHOICES["solver"],
+        panel=MATCHING,
+        text="Solver of each transport problem.",
+    )
+    epsilon: float = option(
+        0.05,
+        "--epsilon",
+        panel=MATCHING,
+        kind=float,
+        metavar="E",
+        text="Regularisation of sinkhorn, in standard deviations of the cost.",
+        low=0,
+        above=True,
+    )
+    residual: str = choice(
+        "shared",
+        "--residual",
+        CHOICES["residual"],
+        panel=FUSION,
+        text="Residual streams: one shared map, the paper's averaged maps, left in place, or "
+        "turned (orthogonal: pre-norm transformers, in merge).",
+    )
+    beta: float = option(
+        0.5,
+        "--beta",
+        panel=FUSION,
+        kind=float,
+        metavar="B",
+        text="Share of the shortcut in --residual average, 0 to 1.",
+        low=0,
+        high=1,
+    )
+    scale: str = choice(
+        "auto",
+        "--scale",
+        CHOICES["scale"],
+        panel=FUSION,
+        text="Different widths: keep the function, and count a source by how many of its units "
+        "stand for one (auto; not prune-fuse), or in full (preserve), or bring both models' rows "
+        "to one length (balanced); or the paper's scaling by M/N.",
+    )
+    passes: int = option(
+        1,
+        "--passes",
+        panel=MATCHING,
+        kind=int,
+        metavar="P",
+        text="From the second pass on, align each source to the mean of the other models.",
+        low=1,
+    )
+    repair: str = choice(
+        "auto",
+        "--repair",
+        CHOICES["repair"],
+        panel=FUSION,
+        text="Undo the shrinking of imperfectly matched units, from the weights alone.",
+    )
+    post_activations: bool = switch(
+        False,
+        "--post-activations",
+        panel=INPUTS,
+        text="With --align acts: look at units after their activation function.",
+    )
+    seed: int = option(
+        0,
+        "--seed",
+        panel=RUN,
+        kind=int,
+        metavar="N",
+        text="Decides everything random.",
+        low=0,
+        high=_SEEDS - 1,
+    )
 
     def to_dict(self) -> dict[str, Any]:
         """The recipe as the report holds it."""
         return asdict(self)
-
-
-def require_seed(seed: int) -> None:
-    """Refuse a seed that not every generator takes.
-
-    Raises:
-        UsageError: It is negative, or has more than 32 bits.
-    """
-    if not 0 <= seed < _SEEDS:
-        raise UsageError(
-            "not a seed", where=f"--seed {seed}", fix=f"use a number from 0 to {_SEEDS - 1}"
-        )

@@ -1,7 +1,7 @@
-"""What each command is asked to do: one frozen request per verb, and the recipe it resolves to.
+"""What each command is asked to do: one frozen request per verb, composed of groups of options.
 
-Torch-free, so that the command line can build a request before anything heavy is imported. An
-option that is None was not given; `FusionOptions.recipe` fills it from `--paper` or the default.
+A field is an option of the verb's command. Torch-free, so that the command line can build a
+request before anything heavy is imported.
 """
 
 from __future__ import annotations
@@ -10,27 +10,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from ..errors import UsageError
-from .recipe import CHOICES, Recipe, require_seed
-
-if TYPE_CHECKING:
-    import torch
-
-    StateDict = Mapping[str, torch.Tensor]
-else:
-    StateDict = Mapping
-
-Source = str | Path | StateDict
-# A file, `file.py:loader`, or in memory: inputs, (inputs, labels), or a mapping of names to arrays.
-SampleSource = Any
-
-# `--arch`: a name, or from Python a factory or a module; for all, or by the checkpoint's position
-# (texts `INDEX=SPEC`, or a mapping).
-ArchSource = Any
-# An entry's name for all checkpoints, or by position: `ema`, `1=ema`, several, or a mapping.
-Key = str | Sequence[str] | Mapping[int, str]
+from .option import FUSION, INPUTS, OUTPUT, PRUNING, argument, choice, needed, option, switch, unset
+from .option_groups import (
+    AnchorOptions,
+    ArchSource,
+    AverageOptions,
+    ComputeOptions,
+    FitOptions,
+    FusionOptions,
+    GraphOptions,
+    ImproveOptions,
+    InputOptions,
+    MatchOptions,
+    MeasureOptions,
+    NetworkOptions,
+    OutputOptions,
+    PlotOptions,
+    RepairOptions,
+    SampleSource,
+    SeedOptions,
+    Source,
+    UntieOptions,
+    WriteOptions,
+)
+from .recipe import CHOICES, Recipe
 
 # In place of a file name: standard output for a report, standard input for one to look at.
 STANDARD = Path("-")
@@ -45,7 +51,9 @@ __all__ = [
     "DemoRequest",
     "EvaluateRequest",
     "FusionOptions",
+    "ImproveOptions",
     "InspectRequest",
+    "MeasureOptions",
     "MergeRequest",
     "OutputOptions",
     "PruneFuseRequest",
@@ -53,176 +61,36 @@ __all__ = [
     "Recipe",
     "SampleSource",
     "Source",
+    "WriteOptions",
     "normalised",
 ]
 
-_PAPER: Mapping[str, Any] = {
-    "align": "wts",
-    "matcher": "sweep",
-    "metric": "euclidean",
-    "unit_norm": True,
-    "mass": "uniform",
-    "solver": "exact",
-    "residual": "average",
-    "beta": 0.5,
-    "scale": "paper",
-    "passes": 1,
-    "repair": "none",
-}
 
-
-# Most groups of options are bases only: without methods of their own, `otfuse --help` is faster.
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class FusionOptions:
-    """Options that `merge`, `prune-fuse` and `inspect --ot-costs` share. None: not given."""
-
-    arch: ArchSource = "auto"
-    free_outputs: bool = False
-    key: Key | None = None
-    strict: bool = True
-    vocab: str = "refuse"
-    device: str = "auto"
-    paper: bool = False
-    align: str | None = None
-    matcher: str | None = None
-    effort: float | None = None
-    metric: str | None = None
-    unit_norm: bool | None = None
-    mass: str | None = None
-    solver: str | None = None
-    epsilon: float | None = None
-    residual: str | None = None
-    beta: float | None = None
-    scale: str | None = None
-    passes: int | None = None
-    repair: str | None = None
-    post_activations: bool | None = None
-    samples: SampleSource | None = None
-    synthetic: bool = False
-    synthetic_kind: str = "auto"
-    input_shape: tuple[int, ...] | None = None
-    num_samples: int | None = None
-    max_memory: float | None = None
-    pass_memory: float = 4.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        _require_inputs(self.num_samples)
-        _require_memory("--pass-memory", self.pass_memory)
-        if self.max_memory is not None:
-            _require_memory("--max-memory", self.max_memory)
-        others = getattr(super(), "__post_init__", None)
-        if others is not None:
-            others()
-
-    def recipe(self) -> Recipe:
-        """Given options over those of `--paper` over the defaults.
-
-        Raises:
-            UsageError: A value outside its choices or range.
-        """
-        _require_choice("vocab", self.vocab)
-        preset = dict(_PAPER) if self.paper else {}
-        for field in fields(Recipe):
-            given = getattr(self, field.name)
-            if given is not None:
-                preset[field.name] = given
-        if preset.get("align") == "none":
-            preset.setdefault("repair", "none")
-        return Recipe(**preset)
+def _checkpoints() -> Any:
+    return argument(
+        "CKPT",
+        text="Checkpoints; of a fusion the last one is the anchor, unless --anchor says so.",
+        several=True,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImproveOptions(FusionOptions):
-    """What is done with the average when there are inputs. `refit` None: when there are any.
-
-    `blend` None: `auto` when there are any. Nothing is written with `require_proof` unless a
-    network was run and kept its function, with `require_gain` unless the anchor is no better.
-    """
-
-    require_proof: bool = False
-    refit: bool | None = None
-    force: bool = False
-    ridge: float = 0.1
-    blend: str | None = None
-    require_gain: bool = False
-    calibrate: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require_ridge(self.ridge)
-        for name in ("calibrate", "blend"):
-            value = getattr(self, name)
-            if value is not None and value not in CHOICES[name]:
-                raise UsageError(
-                    f"unknown value {value!r}",
-                    where=f"--{name}",
-                    fix=f"use one of: {', '.join(CHOICES[name])}",
-                )
-
-    @property
-    def has_inputs(self) -> bool:
-        """Whether there is anything to run networks on."""
-        return self.samples is not None or self.synthetic
-
-    @property
-    def refits(self) -> bool:
-        """Whether layers are fitted."""
-        if self.refit is not None:
-            return self.refit and self.has_inputs
-        return self.has_inputs and not self.paper and self.align != "none"
-
-    @property
-    def blending(self) -> str:
-        """How parents become one: `--blend`, or what it stands for."""
-        return self.blend or ("auto" if self.refits else "average")
-
-    @property
-    def calibration(self) -> str:
-        """How statistics are brought to where they belong: `--calibrate`, or what it stands for."""
-        if self.calibrate is not None:
-            return self.calibrate
-        plain = self.refits or self.paper or self.align == "none"
-        return "auto" if self.has_inputs and not plain else "none"
-
-
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class OutputOptions:
-    """Where results go. `report` None: beside the output; `-`: standard output, no file.
-
-    `shard_size` is for folders (`5GB`).
-    """
-
-    output: Path | None = None
-    report: Path | None = None
-    overwrite: bool = False
-    keep_extras: bool = False
-    shard_size: str | None = None
-    dtype: Literal["keep", "float32", "float64", "float16", "bfloat16"] = "keep"
-
-    def __post_init__(self) -> None:
-        _require_choice("dtype", self.dtype)
-
-
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class AverageOptions(OutputOptions):
-    """What is averaged, by patterns of tensor names, and where the average goes."""
-
-    skip: tuple[str, ...] = ()
-    only: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class MergeRequest(ImproveOptions, AverageOptions):
+class MergeRequest(ImproveOptions, AnchorOptions, UntieOptions, AverageOptions):
     """Fuse `checkpoints` (two or more) with `weights` into the anchor's shape.
 
     `weights` may be given by tensor: patterns of names to a weight per checkpoint.
     """
 
-    checkpoints: tuple[Source, ...]
-    weights: tuple[float, ...] | Mapping[str, Sequence[float]] | None = None
-    anchor: str = "last"
-    untie: bool = False
+    checkpoints: tuple[Source, ...] = _checkpoints()
+    weights: tuple[float, ...] | Mapping[str, Sequence[float]] | None = option(
+        None,
+        "--weights",
+        panel=FUSION,
+        metavar="W,W...|FILE.yaml",
+        text="A weight per checkpoint, made to sum to 1; a file gives weights by tensor.",
+        said="equal",
+        common=True,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,10 +100,26 @@ class PruneFuseRequest(ImproveOptions, AverageOptions):
     `dense_weight` None: 0.7 where every unit of `pruned` is one of `dense`, otherwise 0.5.
     """
 
-    dense: Source
-    pruned: Source
-    dense_weight: float | None = None
-    keep_shape: bool = False
+    dense: Source = argument("DENSE", text="The unpruned checkpoint.")
+    pruned: Source = argument("PRUNED", text="Its pruned version: the anchor.")
+    dense_weight: float | None = option(
+        None,
+        "--dense-weight",
+        panel=FUSION,
+        kind=float,
+        metavar="W",
+        text="Weight of DENSE; PRUNED has the rest.",
+        said="0.7 if all units of PRUNED are DENSE's, else 0.5",
+        common=True,
+    )
+    keep_shape: bool = switch(
+        False,
+        "--keep-shape",
+        panel=FUSION,
+        text="Where PRUNED is masked (weight_mask, rows of zeros): write its shape, pruned units "
+        "zero, instead of a smaller network.",
+        common=True,
+    )
 
     def recipe(self) -> Recipe:
         """As for `merge`, but the dense network counts in full: the pruned one is made of it."""
@@ -245,70 +129,117 @@ class PruneFuseRequest(ImproveOptions, AverageOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PruneRequest(OutputOptions):
+class PruneRequest(FitOptions, InputOptions, NetworkOptions, ComputeOptions, OutputOptions):
     """Remove units of `checkpoint`: the share `amount`, or shares by name (`layer`).
 
     Inputs, and what is done with them, are for `criterion="reconstruct"`.
     """
 
-    checkpoint: Source
-    amount: float | None = None
-    criterion: str = "l1"
-    only: tuple[str, ...] = ()
-    layer: Mapping[str, float] | None = None
-    arch: ArchSource = "auto"
-    require_proof: bool = False
-    key: Key | None = None
-    device: str = "auto"
-    samples: SampleSource | None = None
-    synthetic: bool = False
-    synthetic_kind: str = "auto"
-    input_shape: tuple[int, ...] | None = None
-    num_samples: int | None = None
-    ridge: float = 0.1
-    force: bool = False
-    pass_memory: float = 4.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_seed(self.seed)
-        _require_inputs(self.num_samples)
-        _require_memory("--pass-memory", self.pass_memory)
-        _require_choice("criterion", self.criterion)
-        _require_ridge(self.ridge)
+    checkpoint: Source = argument("CKPT", text="A checkpoint of the network.")
+    amount: float | None = option(
+        None,
+        "--amount",
+        panel=PRUNING,
+        kind=float,
+        metavar="SHARE",
+        text="Share of units to remove from every layer, more than 0 and less than 1.",
+        common=True,
+    )
+    criterion: str = choice(
+        "l1",
+        "--criterion",
+        CHOICES["criterion"],
+        panel=PRUNING,
+        text="Units to keep: of large incoming weights (l1, l2), random ones, those that the "
+        "others can be merged into at least cost (ot, which merges them), or those that explain "
+        "the others best on inputs, on which layers are then fitted (reconstruct).",
+        common=True,
+    )
+    layer: Mapping[str, float] | None = option(
+        None,
+        "--layer",
+        panel=PRUNING,
+        metavar="NAME=SHARE",
+        text="A share of its own for the units of a module, tensor or space, 0 to keep them all; "
+        "may be repeated.",
+        several=True,
+        common=True,
+    )
+    only: tuple[str, ...] = unset(
+        AverageOptions,
+        "only",
+        (),
+        panel=PRUNING,
+        text="Apply --amount to these spaces, modules or tensors only; may be repeated.",
+    )
+    ridge: float = unset(
+        FitOptions,
+        "ridge",
+        0.1,
+        panel=PRUNING,
+        text="With --criterion reconstruct: how strongly a fit is pulled toward what the kept "
+        "units make of the others.",
+    )
 
     def inputs(self) -> ImproveOptions:
         """Which inputs, and how layers are fitted on them, as a fusion takes it."""
-        shared = {field.name for field in fields(ImproveOptions)}
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name in shared}
-        return ImproveOptions(**own, blend="joint")
+        taken = {item.name for item in fields(ImproveOptions)}
+        shared = {f.name: getattr(self, f.name) for f in fields(self) if f.name in taken}
+        return ImproveOptions(**shared, blend="joint")
 
 
 @dataclass(frozen=True, kw_only=True)
-class InspectRequest(FusionOptions):
+class InspectRequest(FusionOptions, AnchorOptions, PlotOptions):
     """Look at one checkpoint, or compare several with the last one as anchor."""
 
-    checkpoints: tuple[Source, ...]
-    matcher: str | None = "sweep"  # a pre-flight is quick
-    anchor: str = "last"
-    ot_costs: bool = False
-    graph: bool = False
-    write_spec: Path | None = None
-    max_cost: float | None = None
-    max_moved: float | None = None
-    plot: Path | None = None
-    report: Path | None = None
-    overwrite: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        limit = self.max_cost
-        if limit is not None and not (isfinite(limit) and limit >= 0):
-            raise UsageError("a cost is finite and not negative", where=f"--max-cost {limit}")
-        limit = self.max_moved
-        if limit is not None and not 0 <= limit <= 1:
-            raise UsageError("a fraction lies between 0 and 1", where=f"--max-moved {limit}")
+    checkpoints: tuple[Source, ...] = _checkpoints()
+    ot_costs: bool = switch(
+        False,
+        "--ot-costs",
+        panel=FUSION,
+        text="OT cost of every space and layer, beside the cost of leaving units in place.",
+        common=True,
+    )
+    graph: bool = switch(
+        False,
+        "--graph",
+        panel=FUSION,
+        text="Every space of the layer graph, and what stays in place.",
+        common=True,
+    )
+    max_cost: float | None = option(
+        None,
+        "--max-cost",
+        panel=FUSION,
+        kind=float,
+        metavar="X",
+        text="Exit with 7 if a space costs more than X.",
+        low=0,
+        common=True,
+    )
+    max_moved: float | None = option(
+        None,
+        "--max-moved",
+        panel=FUSION,
+        kind=float,
+        metavar="F",
+        text="Exit with 7 if more than this fraction of a space's units moves, 0 to 1.",
+        low=0,
+        high=1,
+    )
+    matcher: str | None = unset(
+        Recipe, "matcher", "sweep", text="How maps are found; a pre-flight is quick."
+    )
+    write_spec: Path | None = option(
+        None,
+        "--write-spec",
+        panel=OUTPUT,
+        kind=Path,
+        metavar="FILE",
+        text="Write the layer graph as a spec, for --arch.",
+    )
+    report: Path | None = unset(WriteOptions, "report")
+    overwrite: bool = unset(WriteOptions, "overwrite", False)
 
     @property
     def costs(self) -> bool:
@@ -319,101 +250,71 @@ class InspectRequest(FusionOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckRequest:
+class CheckRequest(GraphOptions, NetworkOptions, SeedOptions):
     """Prove a layer graph on the module of `arch`: the traced one, or the one that `spec` says."""
 
-    checkpoint: Source
-    arch: ArchSource
-    spec: str | None = None
-    free_outputs: bool = False
-    key: Key | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        require_seed(self.seed)
-
-
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class MeasureOptions:
-    """What networks are measured on, and how. `num_samples` None: all."""
-
-    samples: SampleSource
-    num_samples: int | None = None
-    batch: int = 250
-
-    def __post_init__(self) -> None:
-        for name in ("num_samples", "batch"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                flag = f"--{name.replace('_', '-')}"
-                raise UsageError("at least one is needed", where=f"{flag} {value}")
-        others = getattr(super(), "__post_init__", None)
-        if others is not None:
-            others()
+    checkpoint: Source = argument("CKPT", text="A checkpoint of the network.")
+    arch: ArchSource = needed(NetworkOptions, "arch")
+    spec: str | None = option(
+        None,
+        "--spec",
+        panel=INPUTS,
+        metavar="SPEC",
+        text="Check this family or spec.yaml on the network instead of the traced graph.",
+        common=True,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateRequest(MeasureOptions):
+class EvaluateRequest(MeasureOptions, NetworkOptions, ComputeOptions):
     """Measure `checkpoints`; on request their ensemble and their plain average as well."""
 
-    checkpoints: tuple[Source, ...]
-    ensemble: bool = False
-    average: bool = False
-    arch: ArchSource = "auto"
-    key: Key | None = None
-    device: str = "auto"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_seed(self.seed)
+    checkpoints: tuple[Source, ...] = _checkpoints()
+    ensemble: bool = switch(
+        False,
+        "--ensemble",
+        panel=FUSION,
+        text="Also measure the mean of the checkpoints' outputs.",
+        common=True,
+    )
+    average: bool = switch(
+        False,
+        "--average",
+        panel=FUSION,
+        text="Also measure the plain average of the checkpoints.",
+        common=True,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class CurveRequest(MeasureOptions, FusionOptions):
+class CurveRequest(
+    MeasureOptions,
+    MatchOptions,
+    RepairOptions,
+    GraphOptions,
+    NetworkOptions,
+    UntieOptions,
+    PlotOptions,
+):
     """Measure two checkpoints and what lies between them, plainly averaged and fused."""
 
-    checkpoints: tuple[Source, ...]
-    steps: int = 11
-    untie: bool = False
-    plot: Path | None = None
-    overwrite: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.steps < 2:
-            raise UsageError(
-                "a curve has two ends", where=f"--steps {self.steps}", fix="use 2 or more"
-            )
+    checkpoints: tuple[Source, ...] = _checkpoints()
+    steps: int = option(
+        11,
+        "--steps",
+        panel=FUSION,
+        kind=int,
+        metavar="N",
+        text="Points of the curve, both ends included.",
+        low=2,
+        common=True,
+    )
+    overwrite: bool = unset(WriteOptions, "overwrite", False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemoRequest(ImproveOptions, OutputOptions):
+class DemoRequest(MatchOptions, RepairOptions, WriteOptions):
     """Fuse the bundled pair of digit classifiers and measure what comes out."""
-
-
-def _require_inputs(number: int | None) -> None:
-    if number is not None and number < 1:
-        raise UsageError("at least one sample is needed", where=f"--num-samples {number}")
-
-
-def _require_memory(option: str, memory: float) -> None:
-    if not (isfinite(memory) and memory >= 0):
-        raise UsageError("memory is finite and not negative", where=f"{option} {memory}")
-
-
-def _require_ridge(ridge: float) -> None:
-    if not (isfinite(ridge) and ridge >= 0):
-        raise UsageError("a ridge is finite and not negative", where=f"--ridge {ridge}")
-
-
-def _require_choice(name: str, value: str) -> None:
-    if value not in CHOICES[name]:
-        raise UsageError(
-            f"unknown value {value!r}",
-            where=f"--{name}",
-            fix=f"use one of: {', '.join(CHOICES[name])}",
-        )
 
 
 def normalised(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:

@@ -22,8 +22,8 @@ from ..graph.spec.stored_shapes import StoredShapes
 from ..matching.models import Model
 from ..matching.passes import medoid
 from ..requests.indexed_option import per_index
+from ..requests.option_groups import Key, Source
 from ..requests.recipe import Recipe
-from ..requests.requests import Key, Source
 from ..running.arch_value import Arch
 from ..running.architecture import Architecture, architecture, output_ties
 from ..runtime import Runtime
