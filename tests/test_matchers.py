@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import otfuse_cli
@@ -252,6 +252,8 @@ def test_a_step_between_widths_gains_what_it_promised(scale, mass):
     coefficients=st.lists(st.floats(-5, 5), min_size=2, max_size=6),
     offset=st.floats(-100, 100),
 )
+@example(coefficients=[1.0, -1.8665396029538996, 0.0], offset=16.0)
+@example(coefficients=[1.0, -2.0, 0.0, 0.0, 0.0, 0.0], offset=90.0)
 def test_line_search_against_dense_evaluation(coefficients, offset):
     polynomial = np.polynomial.Polynomial([offset, *coefficients])
     degree = len(coefficients)

@@ -23,6 +23,8 @@ from ..similarity import Similarity
 
 MOST_STEPS = 40
 _GAIN = 1e-5
+# Relative to its largest number, what of a polynomial through exact data is rounding.
+_ROUNDING = 1e-11
 
 
 class Relaxed:
@@ -130,7 +132,9 @@ def line_search(
     rest = np.asarray(values, np.float64) - value - slope * t
     high = np.linalg.solve(t[:, None] ** powers, rest) if len(t) else np.empty(0)
     polynomial = np.polynomial.Polynomial([value, slope, *high])
-    roots = polynomial.deriv().roots()
+    # A leading coefficient that is rounding alone would spoil the roots that matter.
+    largest = np.abs([value, *values, *polynomial.coef]).max()
+    roots = polynomial.trim(_ROUNDING * largest).deriv().roots()
     inside = roots.real[(abs(roots.imag) < 1e-9) & (roots.real > 0) & (roots.real < 1)]
     candidates = [0.0, 1.0, *np.sort(inside).tolist()]
     best = max(candidates, key=lambda s: float(polynomial(s)))
