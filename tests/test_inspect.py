@@ -20,6 +20,7 @@ from otfuse_cli.matching.estimate import estimate_merge
 from otfuse_cli.report.files import report_from_dict
 from otfuse_cli.report.records import Pair
 from otfuse_cli.requests.recipe import Recipe
+from otfuse_cli.session import memory_limit
 from test_report_schema import REPORT
 
 
@@ -153,8 +154,8 @@ def test_estimate_counts_as_the_matchers_do(demo_pair, tmp_path):
     assert planned.flop == sum(planned.steps.values())
     assert planned.skipped == ()
     assert planned.memory_bytes == (planned.tensor_bytes + planned.cost_bytes + planned.kept_bytes)
-    # Largest space: 48 units of 64 numbers in either model, three copies in float32.
-    assert planned.tensor_bytes == 2 * 48 * 64 * 3 * 4
+    # Largest space: 48 units of 64 numbers in either model, as read and at unit norm, in float32.
+    assert planned.tensor_bytes == 2 * 48 * 64 * 2 * 4
 
 
 def test_estimate_keeps_to_the_effort(demo_pair):
@@ -170,6 +171,14 @@ def test_estimate_of_several_sources_adds_up_work_not_memory():
     two, three = otfuse_cli.inspect(*models[1:]).estimate, otfuse_cli.inspect(*models).estimate
     assert three.flop == 2 * two.flop
     assert three.memory_bytes == two.memory_bytes
+
+
+def test_a_limit_is_reached_where_the_estimate_says(demo_pair):
+    planned = otfuse_cli.inspect(*demo_pair).estimate.memory_bytes
+    needed = (planned + memory_limit._PROGRAM) / 2**30
+    otfuse_cli.merge(*demo_pair, max_memory=needed * (1 + 1e-9))
+    with pytest.raises(UsageError, match="more memory"):
+        otfuse_cli.merge(*demo_pair, max_memory=needed * (1 - 1e-9))
 
 
 def test_nothing_to_estimate_alone():
@@ -390,8 +399,8 @@ def test_a_report_from_outside_may_name_any_checkpoint(cli, tmp_path):
         (("--plot", "x.html", "--align", "none"), 2, "no OT costs to draw"),
         (("--plot", "x.html", "--report", "x.html"), 2, "same name"),
         (("--json", "--report", "-"), 2, "two results"),
-        (("--max-moved", "1.5"), 2, "between 0 and 1"),
-        (("--max-moved", "nan"), 2, "between 0 and 1"),
+        (("--max-moved", "1.5"), 2, "from 0 to 1"),
+        (("--max-moved", "nan"), 2, "from 0 to 1"),
         (("--max-moved", "0.5"), 7, "move more than 0.5"),
         (("--max-moved", "0.5", "--align", "none"), 7, "no moved fractions"),
     ],

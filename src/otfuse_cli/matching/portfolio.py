@@ -20,14 +20,11 @@ from ..transport.maps import Permutation
 from .alignment import Alignment
 from .matchers.descent import MOST_PASSES, Found, descend, movable
 from .matchers.matcher import Matcher, no_permutations
-from .matchers.searches import DESCENT, FURTHER
+from .matchers.searches import DESCENT
 from .models import Model
+from .search_plan import FEW_PASSES, further_steps, takes_few_passes, usual_flop
 from .similarity import Similarity
 
-# Orders of descent from the sweep that `auto` tries.
-ORDERS = 3
-# Passes that a descent is planned with, and those that it gets when they are too dear.
-USUAL_PASSES, FEW_PASSES = 6, 3
 # Objectives closer than this are equal: the earlier candidate stays.
 _EQUAL = 1e-6
 
@@ -105,36 +102,31 @@ class Portfolio:
         by descent only where it beats the sweep: otherwise the order of the source's units says
         nothing, and the result must not depend on it.
         """
-        pass_flop = self.work.pass_flop(self.spaces)
         soft = no_permutations(self.source, self.anchor, self.recipe)
         plain = None if soft else self._identity()
         if self._perfect() or not self.spaces:
             return
-        usual = USUAL_PASSES * pass_flop
-        dear = self._spent() + usual > self.recipe.effort
-        # Entropic plans gain a little in every pass, and each solve is a long iteration.
-        entropic = self.recipe.solver != "exact"
-        passes = FEW_PASSES if dear or entropic else MOST_PASSES
+        usual = usual_flop(self.work, self.spaces)
+        few = takes_few_passes(self._spent(), usual, self.recipe)
+        passes = FEW_PASSES if few else MOST_PASSES
         self._descend(DESCENT.label, self.swept, salt=0, passes=passes)
         if self.seen is not None:
             self.tried.append(("activations", self.seen))
-            again = partial(
-                self._descend, "activations + descent", self.seen, salt=0, passes=passes
-            )
-            self._try("activations + descent", usual, again)
-        for matcher in FURTHER:
-            flop = matcher.planned_flop(self.work, self.spaces)
-            self._try(matcher.label, flop + usual, partial(self.search, matcher))
-        if plain is not None and plain.objective > self.swept.objective * (1 + _EQUAL):
-            self._try(
-                "identity + descent",
-                usual,
-                partial(self._descend, "identity + descent", plain, salt=0, passes=MOST_PASSES),
-            )
-        for order in range(1, 1 if entropic else ORDERS):
-            name = f"sweep + descent, order {order}"
-            again = partial(self._descend, name, self.swept, salt=order, passes=MOST_PASSES)
-            self._try(name, usual, again)
+            label = "activations + descent"
+            again = partial(self._descend, label, self.seen, salt=0, passes=passes)
+            self._try(label, usual, again)
+        for step in further_steps(self.work, self.spaces, self.recipe):
+            if step.matcher is not None:
+                run: Callable[[], object] = partial(self.search, step.matcher)
+            else:
+                start = self.swept if step.order else plain
+                if start is None or (start is plain and not self._beats_the_sweep(plain)):
+                    continue
+                run = partial(self._descend, step.label, start, salt=step.order, passes=MOST_PASSES)
+            self._try(step.label, step.flop, run)
+
+    def _beats_the_sweep(self, found: Found) -> bool:
+        return found.objective > self.swept.objective * (1 + _EQUAL)
 
     def _descend(self, name: str, start: Found, *, salt: int, passes: int) -> None:
         generator = self.runtime.generator(1000 * self.source.index + salt)

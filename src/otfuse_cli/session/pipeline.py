@@ -28,7 +28,7 @@ from ..runtime import Progress, Runtime, Stopwatch, cores, peak_rss_bytes, resol
 from .architectures import arch_of_each
 from .function_check import check_function, check_fused_outputs, require_kept, require_proof
 from .graph_records import graph_record
-from .memory import require_memory
+from .memory_limit import require_memory
 from .merge_plan import MergePlan
 from .open_inputs import open_bench
 from .outputs import Put, refuse_outputs, require_room
