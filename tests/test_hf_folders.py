@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import otfuse_cli
+from otfuse_cli.graph.spec.from_shapes import layer_graph
+from otfuse_cli.running.relabel import draw_maps, relabel
 
 transformers = pytest.importorskip("transformers")
 
@@ -44,3 +49,71 @@ def test_networks_run_on_inputs_under_the_names_of_the_file(saved):
     samples = {"x": images, "y": labels}
     report = otfuse_cli.evaluate(folder, arch=f"hf:{folder}", samples=samples)
     assert list(report.evaluation["accuracy"].values()) == [100.0]
+
+
+# Sizes of small networks of every kind.
+_SMALL = {
+    "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32, "intermediate_size": 48,
+    "vocab_size": 99,
+}  # fmt: skip
+_T5 = {"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+_WHISPER = {
+    "vocab_size": 99, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48, "num_mel_bins": 16, "max_source_positions": 32,
+    "max_target_positions": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "suppress_tokens": None, "begin_suppress_tokens": None,
+}  # fmt: skip
+
+
+def made(name, config, seed, **more):
+    torch.manual_seed(seed)
+    kind = getattr(transformers, name)
+    return kind(getattr(transformers, config)(**more, decoder_start_token_id=0)).eval()
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "more"),
+    [
+        ("RobertaForSequenceClassification", "RobertaConfig", _SMALL),
+        ("T5ForConditionalGeneration", "T5Config", _T5),
+        ("WhisperForConditionalGeneration", "WhisperConfig", _WHISPER),
+        ("Qwen3ForCausalLM", "Qwen3Config", {**_SMALL, "num_key_value_heads": 2, "head_dim": 8}),
+    ],
+)
+def test_a_folder_needs_no_flag(tmp_path, name, config, more):
+    folders = [tmp_path / "0", tmp_path / "1"]
+    for seed, folder in enumerate(folders):
+        made(name, config, seed, **more).save_pretrained(folder)
+    _, report = otfuse_cli.merge(*folders, output=tmp_path / "fused", matcher="sweep")
+    assert report.checks.function == "kept"
+    assert report.graph.source == f"transformers {name}, traced"
+    assert report.graph.matched > 0.9
+    _, info = getattr(transformers, name).from_pretrained(
+        tmp_path / "fused", output_loading_info=True
+    )
+    assert not any(info.values())
+
+
+def test_experts_are_known_by_their_names(tmp_path):
+    """Since transformers 5 the module holds all experts in one tensor, the file each in its own."""
+    more = {**_SMALL, "num_key_value_heads": 2, "num_local_experts": 3}
+    net = made("MixtralForCausalLM", "MixtralConfig", 0, **more)
+    net.save_pretrained(tmp_path / "a")
+    _, report = otfuse_cli.merge(tmp_path / "a", tmp_path / "a", output=tmp_path / "same")
+    assert report.graph.source == "family mixtral"
+    assert any("MixtralForCausalLM of transformers" in warning for warning in report.warnings)
+    tensors = load_file(tmp_path / "a" / "model.safetensors")
+    config = json.loads((tmp_path / "a" / "config.json").read_text())
+    graph = layer_graph("mixtral", {n: tuple(t.shape) for n, t in tensors.items()}, config=config)
+    maps = draw_maps(graph, torch.Generator().manual_seed(3))
+    moved = {n: relabel(t, graph.tensors[n], maps, graph.spaces) for n, t in tensors.items()}
+    moved = {name: tensor.contiguous() for name, tensor in moved.items()}
+    save_file(moved, tmp_path / "same" / "model.safetensors", metadata={"format": "pt"})
+    twin = transformers.MixtralForCausalLM.from_pretrained(tmp_path / "same").eval()
+    assert not torch.equal(
+        twin.model.layers[0].mlp.gate.weight, net.model.layers[0].mlp.gate.weight
+    )
+    tokens = torch.arange(14).reshape(2, 7)
+    with torch.no_grad():
+        torch.testing.assert_close(twin(tokens).logits, net(tokens).logits, rtol=1e-4, atol=1e-5)

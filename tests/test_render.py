@@ -141,7 +141,7 @@ def test_layers_only_where_asked(capsys):
 
 
 def test_graph_names_what_stays_in_place(capsys):
-    assert "1 axis kept in place (-v names them)" in shown(capsys).out
+    assert "1 axis kept in place: input (-v names them)" in shown(capsys).out
     text = shown(capsys, Display(graph=True)).out
     assert "layers.0.weight:1  input" in text
 

@@ -15,9 +15,10 @@ def read_config(path: Path | None) -> Mapping[str, Any] | None:
 
     None when there is none that can be read: it is a help, and not part of the checkpoint.
     """
-    if path is None:
+    folder = config_folder(path)
+    if folder is None:
         return None
-    file = (path if path.is_dir() else path.parent) / "config.json"
+    file = folder / "config.json"
     try:
         if file.stat().st_size > _LARGEST:
             return None
@@ -25,3 +26,10 @@ def read_config(path: Path | None) -> Mapping[str, Any] | None:
     except (OSError, ValueError):
         return None
     return data if isinstance(data, dict) else None
+
+
+def config_folder(path: Path | None) -> Path | None:
+    """Where a checkpoint's config.json would lie; None for one in memory."""
+    if path is None:
+        return None
+    return path if path.is_dir() else path.parent

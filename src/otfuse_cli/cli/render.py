@@ -280,12 +280,8 @@ def _print_head(sheet: _Sheet, report: Report, view: Display) -> None:
         where = view.report or report_beside(Path(report.output[0].path))
         rows.append(("report", str(where)))
     if report.graph is not None:
-        spaces, pinned = len(report.graph.spaces), len(report.graph.pinned)
-        text = f"{report.graph.source}: {tables.quantity(spaces, 'space')}"
-        if pinned:
-            text += f", {tables.quantity(pinned, 'axis', 'axes')} kept in place"
-            text += "" if view.graph or view.verbose else " (-v names them)"
-        rows.append(("graph", text))
+        told = "" if view.graph or view.verbose else " (-v names them)"
+        rows.append(("network", tables.network(report.graph) + told * bool(report.graph.pinned)))
     if report.estimate is not None:
         rows += comparisons.estimate_table(report.estimate)
     if report.recipe and (report.output or report.spaces or report.evaluation or view.verbose):

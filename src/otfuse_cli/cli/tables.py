@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..errors import few
+
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..report.records import Checks, FileRecord, LayerRecord, Report, SpaceRecord
+    from ..report.records import Checks, FileRecord, GraphRecord, LayerRecord, Report, SpaceRecord
 
 BAR = 24  # characters of the longest bar
 
@@ -193,6 +195,18 @@ def describe(record: FileRecord) -> str:
     dtypes = ", ".join(record.dtypes)
     tensors = quantity(record.tensors, "tensor")
     return clean(f"{record.container}, {tensors}, {record.parameters:,} parameters, {dtypes}")
+
+
+def network(record: GraphRecord) -> str:
+    """What the network is, how much of it can be matched, and what is pinned."""
+    text = f"{record.source}; {quantity(len(record.spaces), 'space')}"
+    if record.matched is not None:
+        text += f", {100 * record.matched:.1f} % of parameters can be matched"
+    if record.pinned:
+        reasons = list(dict.fromkeys(pin.reason for pin in record.pinned))
+        axes = quantity(len(record.pinned), "axis", "axes")
+        text += f", {axes} kept in place: {few(reasons)}"
+    return text
 
 
 def quantity(number: int, noun: str, plural: str | None = None) -> str:

@@ -18,14 +18,14 @@ from ..report.records import Checks, Report
 from ..requests.requests import CheckRequest
 from ..running.acid import AcidResult, LeaveOneOutResult, acid_test, leave_one_out
 from ..running.arch_value import Arch, arch_label
-from ..running.architecture import Architecture, architecture, real_network
+from ..running.architecture import Architecture, real_network
 from ..running.exported_file import load_program
 from ..running.factory import Network
 from ..running.inputs import is_program
 from ..runtime import Progress, Stopwatch, peak_rss_bytes, silent
 from ..session.architectures import arch_of_each, is_runnable
 from ..session.graph_records import graph_record, tensor_records
-from ..session.parents import open_checkpoints, shapes_of
+from ..session.parents import find_architecture, open_checkpoints
 from ..session.tied_tensors import tie
 
 # Leave-one-out costs a forward pass for each member; a larger graph is checked in part.
@@ -45,13 +45,7 @@ def run_check(request: CheckRequest, *, progress: Progress = silent) -> Report:
     with open_checkpoints((request.checkpoint,), request.key) as (stored,):
         with watch("graph"):
             checkpoint = tie((stored,), 0, arch).checkpoints[0]
-            traced = architecture(
-                arch,
-                shapes_of(checkpoint),
-                aliases=checkpoint.aliases,
-                label=checkpoint.label,
-                free_outputs=request.free_outputs,
-            )
+            traced = find_architecture(checkpoint, arch, free_outputs=request.free_outputs)
             network = _require_module(traced, arch)
             config = read_config(checkpoint.path)
             graph = _graph_of_module(request, network, traced.graph, config)

@@ -156,7 +156,9 @@ def finite(value: float) -> float | None:
 
 def remarks(architecture: Architecture, scores: Mapping[str, Score]) -> tuple[str, ...]:
     """What the numbers rest on, and where they mean little."""
-    warnings = [architecture.assumption] if architecture.assumption else []
+    warnings = [*architecture.remarks]
+    if architecture.assumption:
+        warnings.append(architecture.assumption)
     warnings += [
         f"{name}: the outputs are not finite everywhere, so there is no cross-entropy"
         for name, score in scores.items()

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import __version__
-from ..checkpoint.config import read_config
 from ..checkpoint.open import Checkpoint
 from ..checkpoint.publication import Publication
 from ..errors import UsageError
@@ -23,7 +22,7 @@ from ..pruning.pruned_sizes import pruning_record
 from ..report.records import Report
 from ..requests.requests import PruneRequest
 from ..running.arch_value import Arch
-from ..running.architecture import Architecture, architecture
+from ..running.architecture import Architecture
 from ..running.factory import factory_arguments
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
 from ..session.architectures import arch_of_each, arch_record
@@ -35,7 +34,7 @@ from ..session.outputs import (
     Put,
     refuse_outputs,
 )
-from ..session.parents import open_checkpoints, shapes_of
+from ..session.parents import find_architecture, open_checkpoints, shapes_of
 from ..session.pruned_network import PrunedNetwork, built_from, check_pruned, write_pruned
 from ..session.tied_tensors import tie
 
@@ -113,7 +112,14 @@ def _prune(
                 criterion=request.criterion,
                 advice=changes.sentences,
             ),
-            warnings=(*one.warnings, *graph.warnings, *_left_whole(work, request), *lost, *remarks),
+            warnings=(
+                *traced.remarks,
+                *one.warnings,
+                *graph.warnings,
+                *_left_whole(work, request),
+                *lost,
+                *remarks,
+            ),
             steps=work.made.steps if work.made is not None else (),
             refits=work.made.refits if work.made is not None else (),
         )
@@ -128,13 +134,7 @@ def _whole(
 ) -> tuple[Model, Architecture]:
     """The network as it is, on a graph of its own widths."""
     shapes = shapes_of(checkpoint)
-    traced = architecture(
-        arch,
-        shapes,
-        aliases=checkpoint.aliases,
-        config=read_config(checkpoint.path),
-        label=checkpoint.label,
-    )
+    traced = find_architecture(checkpoint, arch)
     graph = traced.graph
     require_proof(graph, asked=request.require_proof)
     if shapes != {name: tensor.shape for name, tensor in graph.tensors.items()}:

@@ -97,11 +97,15 @@ class Pinned(Record, frozen=True):
 
 
 class GraphRecord(Record, frozen=True, forbid_unknown_fields=False):
-    """The layer graph in short: where it comes from, free spaces and their sizes, pins."""
+    """The layer graph in short: where it comes from, free spaces and their sizes, pins.
+
+    `matched` is the share of parameters in tensors with units that may move.
+    """
 
     source: str
     spaces: Mapping[str, Count]
     pinned: tuple[Pinned, ...]
+    matched: Share | None = None
 
 
 class AxisRecord(Record, frozen=True, forbid_unknown_fields=False):

@@ -86,9 +86,9 @@ class NetworkOptions(Options):
         "--arch",
         panel=INPUTS,
         metavar="[INDEX=]SPEC",
-        text="What the network looks like: auto (by names and shapes), a family, spec.yaml, or "
-        "the network itself: file.py:factory (runs that code), graph.pt2, hf:DIR. INDEX=SPEC, "
-        "repeatable, for one checkpoint, counted from 0.",
+        text="What the network looks like: auto (of a library that is installed, else by names and "
+        "shapes), a family, spec.yaml, or the network itself: file.py:factory (runs that code), "
+        "graph.pt2, hf:DIR. INDEX=SPEC, repeatable, for one checkpoint, counted from 0.",
         several=True,
         common=True,
     )

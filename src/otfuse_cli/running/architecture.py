@@ -37,6 +37,7 @@ class Architecture:
         names: The checkpoint's name for each tensor of the module that the checkpoint holds.
         assumption: What nobody said and the network was built on; None for nothing.
         aliases: Other names in the checkpoint of tied tensors.
+        remarks: What whoever gets the result must know of how it was found.
     """
 
     graph: LayerGraph
@@ -44,6 +45,7 @@ class Architecture:
     names: Mapping[str, str] = field(default_factory=dict)
     assumption: str | None = None
     aliases: Aliases = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
     @property
     def takes_shapes(self) -> bool:
@@ -115,8 +117,8 @@ def architecture(
 
     Args:
         arch: `auto`, a family, `mlp`, `spec.yaml`, a factory (`pkg.mod:f`, `file.py:f`,
-            `torchvision:NAME`, `timm:NAME`, `hf:DIR`, or the function or module itself), or a
-            saved program (`graph.pt2`).
+            `torchvision:NAME`, `timm:NAME`, `hf:DIR`, `diffusers:DIR`, or the function or module
+            itself), or a saved program (`graph.pt2`).
         shapes: Of every tensor of the checkpoint, in the order of the file.
         aliases: Other names of tied tensors.
         config: What the config.json beside the checkpoint says.

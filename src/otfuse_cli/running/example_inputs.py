@@ -10,6 +10,7 @@ from torch import nn
 
 from ..errors import IncompatibleModels
 from ..graph.trace.export_settings import eval_mode
+from .transformers_inputs import transformers_inputs
 
 # Sizes of images to try, the usual ones of data sets first; what a network is built for decides.
 _SIDES = (32, 64, 224, 28, 96, 299)
@@ -52,6 +53,8 @@ def _guess(module: nn.Module, where: str, device: str) -> tuple[tuple[Any, ...],
 
 
 def _candidates(module: nn.Module) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
+    for keywords in transformers_inputs(module):
+        yield (), keywords
     if dummy := getattr(module, "dummy_inputs", None):
         main = getattr(module, "main_input_name", None)
         yield (), {k: v for k, v in dummy.items() if main in (None, k)}
@@ -59,12 +62,9 @@ def _candidates(module: nn.Module) -> Iterator[tuple[tuple[Any, ...], Mapping[st
         match layer:
             case nn.Conv1d() | nn.Conv2d() | nn.Conv3d():
                 axes = len(layer.kernel_size)
-                # Networks of transformers say what they take, and refuse the rest.
-                size_said = getattr(getattr(module, "config", None), "image_size", None)
-                if isinstance(size_said, int) and axes == 2:
-                    yield (torch.rand(2, layer.in_channels, size_said, size_said),), {}
-                for size in _SIDES if axes < 3 else _SIDES_3D:
-                    yield (torch.rand(2, layer.in_channels, *(size,) * axes),), {}
+                usual = [(size,) * axes for size in (_SIDES if axes < 3 else _SIDES_3D)]
+                for sides in (*(s for s in _sizes_said(module) if len(s) == axes), *usual):
+                    yield (torch.rand(2, layer.in_channels, *sides),), {}
                 return
             case nn.Linear():
                 yield (torch.rand(2, layer.in_features),), {}
@@ -77,3 +77,15 @@ def _candidates(module: nn.Module) -> Iterator[tuple[tuple[Any, ...], Mapping[st
             case nn.LSTM() | nn.GRU() | nn.RNN():
                 yield (torch.rand(3, 2, layer.input_size),), {}
                 return
+
+
+def _sizes_said(module: nn.Module) -> Iterator[tuple[int, ...]]:
+    """Sizes of images that a network names: of transformers, torchvision or timm."""
+    for holder in (getattr(module, "config", None), module):
+        said = getattr(holder, "image_size", None)
+        sides = (said, said) if isinstance(said, int) else said
+        if isinstance(sides, tuple | list) and all(isinstance(side, int) for side in sides):
+            yield tuple(sides)
+    settings = getattr(module, "default_cfg", None)
+    if isinstance(settings, Mapping) and settings.get("input_size"):
+        yield tuple(settings["input_size"][1:])

@@ -24,7 +24,7 @@ from .arch_value import Arch, Factory, arch_label, called_with, copied, takes_sh
 from .example_inputs import example_inputs
 from .meta import all_on_meta
 from .untie import untie
-from .user_code import find_callable, hugging_face, names_a_module, split_spec
+from .user_code import LIBRARIES, find_callable, hugging_face, names_a_module, split_spec
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def factory_arguments(arch: Arch) -> dict[str, Any]:
     """Arguments of the user's factory that have defaults; none for a network of another kind."""
     if isinstance(arch, str):
         place, _ = split_spec(arch)
-        if not names_a_module(arch) or place in ("torchvision", "timm", "hf"):
+        if not names_a_module(arch) or place in LIBRARIES:
             return {}
         arch = find_callable(arch)
     if isinstance(arch, nn.Module):

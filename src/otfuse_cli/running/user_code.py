@@ -1,14 +1,20 @@
 """Functions and modules of the user's, found by name. This imports and runs user code.
 
-`pkg.mod:name` and `file.py:name`; `torchvision:NAME`, `timm:NAME` and `hf:DIR` are known places.
+`pkg.mod:name` and `file.py:name`; `torchvision:NAME`, `timm:NAME`, `hf:DIR` and `diffusers:DIR` are
+known places. NAME may be followed by options: `timm:resnet50,num_classes=10`.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
+import inspect
+import json
 import re
 import sys
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +25,9 @@ from torch import nn
 from ..errors import UnreadableInput, UsageError
 from .arch_value import Arch, Factory
 from .untie import output_splits
+
+# Places whose networks are known: packages, and what reads a model folder.
+LIBRARIES = ("torchvision", "timm", "hf", "diffusers")
 
 
 def names_a_module(arch: Arch) -> bool:
@@ -75,12 +84,59 @@ def find_callable(spec: str, *, option: str = "--arch") -> Factory:
 def _known(place: str, name: str) -> Factory | None:
     """A factory of a package or of a model folder; None where `place` is neither."""
     if place == "torchvision":
-        return lambda: _package("torchvision.models", "torchvision").get_model(name, weights=None)
+        return partial(_torchvision, *_with_options(name))
     if place == "timm":
-        return lambda: _package("timm", "timm").create_model(name, pretrained=False)
+        return partial(_timm, *_with_options(name))
     if place == "hf":
         return lambda: hugging_face(Path(name))
+    if place == "diffusers":
+        return lambda: _diffusers(Path(name))
     return None
+
+
+def _with_options(text: str) -> tuple[str, dict[str, Any]]:
+    """`NAME,num_classes=10` as a name and keywords; a value that Python can't read is a text."""
+    name, *settings = text.split(",")
+    options: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not (key.isidentifier() and equals):
+            raise UsageError(
+                "not an option of a network",
+                where=f"--arch ...:{text}",
+                fix="write NAME,option=value, for example resnet50,num_classes=10",
+            )
+        try:
+            options[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            options[key] = value
+    return name, options
+
+
+def _torchvision(name: str, options: Mapping[str, Any]) -> Any:
+    models = _package("torchvision.models", "torchvision")
+    taken = inspect.signature(models.get_model_builder(name)).parameters
+    # Whatever would be downloaded is left out.
+    nothing = {key: None for key in ("weights", "weights_backbone") if key in taken}
+    return models.get_model(name, **{**nothing, **options})
+
+
+def _timm(name: str, options: Mapping[str, Any]) -> Any:
+    return _package("timm", "timm").create_model(name, pretrained=False, **options)
+
+
+def _diffusers(folder: Path) -> Any:
+    """The class that a folder's config.json names, without its weights."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    diffusers, name = _package("diffusers", "diffusers"), config["_class_name"]
+    kind = getattr(diffusers, name, None)
+    if kind is None:
+        raise UsageError(
+            f"diffusers has no {name}",
+            where=f"--arch diffusers:{folder}",
+            fix="update it, or give a factory: --arch file.py:factory",
+        )
+    return kind.from_config(config)
 
 
 def _package(module: str, name: str) -> Any:
@@ -92,6 +148,13 @@ def _package(module: str, name: str) -> Any:
             where=f"--arch {name}:...",
             why=str(error),
             fix=f"pip install {name}",
+        ) from error
+    except Exception as error:  # operators built for another torch, say
+        raise UsageError(
+            f"{name} can't be imported",
+            where=f"--arch {name}:...",
+            why=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
+            fix=f"install a {name} that fits your torch: python -c 'import {name}' must work",
         ) from error
 
 
@@ -144,6 +207,15 @@ def hugging_face(folder: Path, *, untied: bool = False) -> Any:
     if not (folder / "config.json").is_file():
         raise UnreadableInput(
             "not a model folder", where=f"--arch hf:{folder}", why="it has no config.json"
+        )
+    said = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if "auto_map" in said and said.get("model_type") not in transformers.CONFIG_MAPPING:
+        raise UsageError(
+            "a network whose code lies in the model folder",
+            where=f"--arch hf:{folder}",
+            why=f"transformers has no {said.get('model_type')} (auto_map), and code that comes "
+            "with a checkpoint is never run",
+            fix="read it, and if you trust it give it yourself: --arch file.py:factory",
         )
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if untied:

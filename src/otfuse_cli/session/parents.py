@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from ..checkpoint.config import read_config
+from ..checkpoint.config import config_folder, read_config
 from ..checkpoint.open import Checkpoint, open_checkpoint
 from ..checkpoint.untied import Split, Untied
 from ..errors import IncompatibleModels, UsageError, few
@@ -26,6 +27,7 @@ from ..requests.option_groups import Key, Source
 from ..requests.recipe import Recipe
 from ..running.arch_value import Arch
 from ..running.architecture import Architecture, architecture, output_ties
+from ..running.automatic import automatic, library_arch
 from ..runtime import Runtime
 from .architectures import arch_of_each, own_architectures
 from .naming import named_alike
@@ -138,9 +140,11 @@ def find_architecture(
     Raises:
         IncompatibleModels: Nothing tells it, and units are to be matched.
     """
+    find: Callable[..., Architecture] = partial(architecture, arch)
+    if arch == "auto" and not plain:
+        find = partial(automatic, folder=config_folder(checkpoint.path))
     try:
-        return architecture(
-            arch,
+        return find(
             shapes_of(checkpoint),
             aliases=checkpoint.aliases,
             config=read_config(checkpoint.path),
@@ -217,7 +221,11 @@ def assemble(
         anchor = checkpoints[anchor_index]
         config, shapes = read_config(anchor.path), shapes_of(anchor)
         splits = output_ties(
-            named, shapes, aliases=anchor.aliases, config=config, label=anchor.label
+            library_arch(named, shapes, config, config_folder(anchor.path)),
+            shapes,
+            aliases=anchor.aliases,
+            config=config,
+            label=anchor.label,
         )
         if splits:
             checkpoints = tuple(Untied(c, splits) for c in checkpoints)
@@ -299,7 +307,12 @@ def fit(
         Model(anchor_index, anchor, of_anchor.graph, device),
         common.kept,
         common.complete,
-        (*(c.remark for c in checkpoints if c.remark), *common.warnings, *guesses),
+        (
+            *of_anchor.remarks,
+            *(c.remark for c in checkpoints if c.remark),
+            *common.warnings,
+            *guesses,
+        ),
         own_architectures=separate,
     )
 

@@ -79,7 +79,12 @@ def _assembled(
         whole,
         common.kept,
         common.complete,
-        (*one.warnings, *(c.remark for c in files if c.remark), *common.warnings),
+        (
+            *shared.remarks,
+            *one.warnings,
+            *(c.remark for c in files if c.remark),
+            *common.warnings,
+        ),
         own_architectures=separate,
     )
     if request.keep_shape and compaction is not None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..checkpoint.config import read_config
+from ..checkpoint.config import config_folder, read_config
 from ..checkpoint.open import Checkpoint
 from ..checkpoint.tied import Tied, copies, known_names, same_values
 from ..errors import OtfuseError
@@ -20,6 +20,7 @@ from ..graph.model import GraphTensor, LayerGraph
 from ..graph.spec.from_shapes import layer_graph
 from ..running.arch_value import Arch
 from ..running.architecture import module_ties
+from ..running.automatic import library_arch
 
 # Where names alone must tell that a tensor of one file is another one there: embeddings and output
 # layers of language models, as libraries call them.
@@ -58,7 +59,7 @@ def tie(checkpoints: Sequence[Checkpoint], anchor_index: int, arch: Arch) -> One
     equal = [copies(c) for c in checkpoints]
     if not any(equal) and len({frozenset(c.infos) for c in checkpoints}) == 1:
         return apart
-    said = module_ties(arch, _shapes(anchor), anchor.aliases)
+    said = _said_by_network(anchor, arch)
     if said is None:
         said = _said_by_names(checkpoints, anchor_index, arch, equal)
     order = {n: at for at, n in enumerate(known_names((anchor, *checkpoints)))}
@@ -74,6 +75,18 @@ def tie(checkpoints: Sequence[Checkpoint], anchor_index: int, arch: Arch) -> One
         if stored_again := tuple(name for name in others if name in anchor.infos):
             again[first] = stored_again
     return OneTensor(tuple(Tied(c, classes) for c in checkpoints), again, warnings)
+
+
+def _said_by_network(anchor: Checkpoint, arch: Arch) -> list[tuple[str, ...]] | None:
+    """What is one tensor in the network, one of a library included; None without a network."""
+    shapes = _shapes(anchor)
+    meant = library_arch(arch, shapes, read_config(anchor.path), config_folder(anchor.path))
+    try:
+        return module_ties(meant, shapes, anchor.aliases)
+    except OtfuseError:
+        if meant == arch:
+            raise
+        return None  # the library fails, which is told when the graph is asked for
 
 
 def _said_by_names(

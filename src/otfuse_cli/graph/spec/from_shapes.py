@@ -166,7 +166,7 @@ def _recognise(it: _Evidence, bundled: Mapping[str, tuple[Spec, ...]]) -> LayerG
             misses.append(error)
     different: list[LayerGraph] = []
     for graph in fits:
-        if all(_differ(graph, other) for other in different):
+        if all(graphs_differ(graph, other) for other in different):
             different.append(graph)
     if len(different) == 1:
         return different[0]
@@ -187,7 +187,7 @@ def _recognise(it: _Evidence, bundled: Mapping[str, tuple[Spec, ...]]) -> LayerG
     raise IncompatibleModels("unknown architecture", where=label, why=why, fix=_ways(bundled))
 
 
-def _differ(one: LayerGraph, other: LayerGraph) -> bool:
+def graphs_differ(one: LayerGraph, other: LayerGraph) -> bool:
     """Whether two graphs of one checkpoint group its axes differently (names don't matter)."""
     table: dict[str, str] = {}
     for name, tensor in one.tensors.items():

@@ -1,0 +1,124 @@
+"""`--arch auto`: the network of a library where the checkpoint is of one, else names and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import IncompatibleModels, OtfuseError, UnreadableInput, UsageError, few
+from ..graph.model import Shapes
+from ..graph.spec.from_shapes import graphs_differ
+from .arch_value import Arch
+from .architecture import Architecture, architecture
+from .checkpoint_names import Aliases
+from .recognition import Recognised, recognise
+
+# What a library, or building and tracing a network of it, may fail with.
+_FAILURES = (IncompatibleModels, UnreadableInput, UsageError)
+
+
+def automatic(
+    shapes: Shapes,
+    *,
+    aliases: Aliases | None = None,
+    config: Mapping[str, Any] | None = None,
+    folder: Path | None = None,
+    label: str = "the checkpoint",
+    free_outputs: bool = False,
+    untied: bool = False,
+) -> Architecture:
+    """The architecture of a checkpoint that nobody described.
+
+    Arguments are those of `architecture`; `folder` is where the config.json lies.
+
+    Raises:
+        OtfuseError: Neither a library that is installed nor names and shapes tell it.
+    """
+    known = recognise(shapes, config, folder)
+    failed: OtfuseError | None = None
+    if known is not None and known.installed:
+        try:
+            traced = architecture(
+                known.arch,
+                shapes,
+                aliases=aliases,
+                label=label,
+                free_outputs=free_outputs,
+                untied=untied,
+            )
+            remarks = _rivals(known, traced, shapes, aliases, label, free_outputs)
+        except _FAILURES as error:
+            failed = error
+        else:
+            graph = replace(traced.graph, source=known.source)
+            return replace(traced, graph=graph, remarks=remarks)
+    try:
+        named = architecture(
+            "auto",
+            shapes,
+            aliases=aliases,
+            config=config,
+            label=label,
+            free_outputs=free_outputs,
+            untied=untied,
+        )
+    except IncompatibleModels as error:
+        if failed is not None:
+            raise failed from error
+        if known is not None:
+            error.fix = known.hint
+        raise
+    if known is None:
+        return named
+    remark = known.hint
+    if failed is not None:
+        why = failed.what if failed.why is None else f"{failed.what}: {failed.why}"
+        remark = f"this is {known.name} of {known.library}, which was not traced: {why}"
+    return replace(named, remarks=(remark,))
+
+
+def library_arch(
+    arch: Arch, shapes: Shapes, config: Mapping[str, Any] | None, folder: Path | None
+) -> Arch:
+    """What `auto` stands for, where a library that is installed has the network."""
+    if arch != "auto":
+        return arch
+    known = recognise(shapes, config, folder)
+    return known.arch if known is not None and known.installed else arch
+
+
+def _rivals(
+    known: Recognised,
+    traced: Architecture,
+    shapes: Shapes,
+    aliases: Aliases | None,
+    label: str,
+    free_outputs: bool,
+) -> tuple[str, ...]:
+    """A remark on networks with the same tensors that compute something else.
+
+    Raises:
+        IncompatibleModels: Their units are not interchangeable in the same places.
+    """
+    for rival in known.rivals:
+        try:
+            other = architecture(
+                rival, shapes, aliases=aliases, label=label, free_outputs=free_outputs
+            )
+        except _FAILURES:
+            continue
+        if graphs_differ(traced.graph, other.graph):
+            raise IncompatibleModels(
+                "ambiguous architecture",
+                where=label,
+                why=f"{known.arch} and {rival} have these tensors, and layer graphs that differ",
+                fix=f"choose: --arch {known.arch} or --arch {rival}",
+            )
+    if not known.rivals:
+        return ()
+    return (
+        f"taken for {known.arch}; {few(known.rivals)} has the same tensors and units, and computes "
+        "something else: to run it on inputs, name the right one with --arch",
+    )
