@@ -227,6 +227,17 @@ def test_rivals_with_one_graph_are_told_and_others_refused(monkeypatch):
     assert "--arch timm:efficientnet_b0" in caught.value.fix
 
 
+def test_a_pruned_network_is_traced_as_the_one_that_it_came_from(tmp_path):
+    model = timm_net("test_resnet")
+    small, _ = otfuse_cli.prune(model, amount=0.25)
+    assert recognise({name: tuple(t.shape) for name, t in small.items()}) is None
+    fused, report = otfuse_cli.merge(model, small, matcher="sweep")
+    assert report.graph.source.startswith("traced timm:test_resnet")
+    assert {n: t.shape for n, t in fused.items()} == {n: t.shape for n, t in small.items()}
+    _, report = otfuse_cli.prune_fuse(model, small, matcher="sweep")
+    assert report.graph.source.startswith("timm test_resnet")
+
+
 def test_options_of_a_network(tmp_path):
     a, b = (timm_net("test_resnet", seed, num_classes=3, in_chans=1) for seed in (0, 1))
     paths = stored(tmp_path, "r", a, b)

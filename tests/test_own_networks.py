@@ -16,7 +16,7 @@ from otfuse_cli.errors import IncompatibleModels, OtfuseError, SolveFailed, Usag
 from otfuse_cli.graph.axes import axis_units
 from otfuse_cli.graph.model import Role
 from otfuse_cli.running.relabel import draw_maps, relabel, relabel_state
-from otfuse_cli.session.parents import find_architecture
+from otfuse_cli.session.find_architecture import find_architecture
 from own_nets import NETS
 
 

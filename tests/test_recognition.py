@@ -14,7 +14,7 @@ from otfuse_cli.errors import IncompatibleModels
 from otfuse_cli.graph.spec.from_shapes import families, layer_graph
 from otfuse_cli.graph.spec.stored_shapes import StoredShapes
 from otfuse_cli.running.mlp import mlp_network
-from otfuse_cli.session.parents import shapes_of
+from otfuse_cli.session.find_architecture import shapes_of
 
 Shapes = dict[str, tuple[int, ...]]
 

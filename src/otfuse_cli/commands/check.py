@@ -24,8 +24,9 @@ from ..running.factory import Network
 from ..running.inputs import is_program
 from ..runtime import Progress, Stopwatch, peak_rss_bytes, silent
 from ..session.architectures import arch_of_each, is_runnable
+from ..session.find_architecture import find_architecture
 from ..session.graph_records import graph_record, tensor_records
-from ..session.parents import find_architecture, open_checkpoints
+from ..session.parents import open_checkpoints
 from ..session.tied_tensors import tie
 
 # Leave-one-out costs a forward pass for each member; a larger graph is checked in part.

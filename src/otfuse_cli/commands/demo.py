@@ -20,7 +20,7 @@ from ..running.factory import Network
 from ..running.forward import logits
 from ..running.samples import Samples
 from ..runtime import Progress, silent
-from ..session.parents import shapes_of
+from ..session.find_architecture import shapes_of
 from .merge import merge_tensors
 
 

@@ -22,19 +22,12 @@ from ..session.architectures import arch_of_each, arch_record
 from ..session.bench import watch_units
 from ..session.compare import compare, one_start, refusal
 from ..session.cost_outputs import check_outputs, finish
+from ..session.find_architecture import find_architectures
 from ..session.function_check import declared
 from ..session.graph_records import graph_record, tensor_records
 from ..session.naming import named_alike
 from ..session.open_inputs import open_bench
-from ..session.parents import (
-    MEDOID,
-    Parents,
-    anchor_index,
-    find_architectures,
-    find_medoid,
-    fit,
-    open_checkpoints,
-)
+from ..session.parents import MEDOID, Parents, anchor_index, find_medoid, fit, open_checkpoints
 from ..session.tied_tensors import tie
 
 

@@ -26,6 +26,7 @@ from ..running.architecture import Architecture
 from ..running.factory import factory_arguments
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
 from ..session.architectures import arch_of_each, arch_record
+from ..session.find_architecture import find_architecture, shapes_of
 from ..session.function_check import require_kept, require_proof
 from ..session.graph_records import graph_record
 from ..session.input_rules import require_inputs
@@ -34,7 +35,7 @@ from ..session.outputs import (
     Put,
     refuse_outputs,
 )
-from ..session.parents import find_architecture, open_checkpoints, shapes_of
+from ..session.parents import open_checkpoints
 from ..session.pruned_network import PrunedNetwork, built_from, check_pruned, write_pruned
 from ..session.tied_tensors import tie
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 
 from ..errors import IncompatibleModels, only_in
 from .axes import Axis, Unit, axis_size, axis_units
@@ -191,3 +192,14 @@ def _require_same_names(graph: LayerGraph, shapes: Shapes, label: str, anchor: s
                 why="they have a different number of axes",
                 fix="fuse checkpoints of one architecture",
             )
+
+
+def matched_share(graph: LayerGraph) -> float | None:
+    """The share of numbers in tensors with a unit that may move; None of an empty graph."""
+    total = movable = 0
+    for tensor in graph.tensors.values():
+        size = prod(tensor.shape)
+        units = [unit for axis in tensor.axes for unit in axis_units(axis.expr)]
+        total += size
+        movable += size * any(graph.spaces[unit].pinned is None for unit in units)
+    return movable / total if total else None

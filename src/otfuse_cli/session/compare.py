@@ -9,7 +9,7 @@ from ..errors import IncompatibleModels
 from ..graph.analysis.differences import ALLOWED, differences
 from ..graph.model import LayerGraph
 from ..report.records import Difference, Report, SpaceRecord
-from .parents import shapes_of
+from .find_architecture import shapes_of
 
 # Identity is as good as optimal where it gives away less than this share of what a random map does.
 _AS_GOOD = 0.05

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from math import prod
-
 from ..checkpoint.open import Checkpoint
 from ..graph.axes import axis_units
 from ..graph.model import LayerGraph, TensorAxis
+from ..graph.sizes import matched_share
 from ..report.records import AxisRecord, GraphRecord, Pinned, TensorRecord
 
 
@@ -25,17 +24,6 @@ def graph_record(graph: LayerGraph) -> GraphRecord:
         tuple(Pinned(axis, reason) for axis, reason in pinned),
         matched_share(graph),
     )
-
-
-def matched_share(graph: LayerGraph) -> float | None:
-    """The share of numbers in tensors with a unit that may move; None of an empty graph."""
-    total = movable = 0
-    for tensor in graph.tensors.values():
-        size = prod(tensor.shape)
-        units = [unit for axis in tensor.axes for unit in axis_units(axis.expr)]
-        total += size
-        movable += size * any(graph.spaces[unit].pinned is None for unit in units)
-    return movable / total if total else None
 
 
 def tensor_records(checkpoint: Checkpoint, graph: LayerGraph | None) -> tuple[TensorRecord, ...]:

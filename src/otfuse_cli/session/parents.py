@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,20 +15,17 @@ from ..checkpoint.untied import Split, Untied
 from ..errors import IncompatibleModels, UsageError, few
 from ..graph.analysis.agreement import agreed_sizes
 from ..graph.analysis.streams import has_heads
-from ..graph.plain import plain_graph
 from ..graph.sizes import resize
-from ..graph.spec.adapters import refuse_adapter
-from ..graph.spec.stored_shapes import StoredShapes
 from ..matching.models import Model
 from ..matching.passes import medoid
 from ..requests.indexed_option import per_index
 from ..requests.option_groups import Key, Source
 from ..requests.recipe import Recipe
-from ..running.arch_value import Arch
-from ..running.architecture import Architecture, architecture, output_ties
-from ..running.automatic import automatic, library_arch
+from ..running.architecture import Architecture, output_ties
+from ..running.automatic import library_arch
 from ..runtime import Runtime
-from .architectures import arch_of_each, own_architectures
+from .architectures import arch_of_each
+from .find_architecture import find_architectures, shapes_of
 from .naming import named_alike
 from .reconcile import reconcile
 from .tied_tensors import OneTensor, tie
@@ -125,69 +121,6 @@ def open_checkpoints(sources: Sequence[Source], key: Key | None) -> Iterator[lis
 
 def _is_path(source: Source) -> bool:
     return not hasattr(source, "keys")
-
-
-def find_architecture(
-    checkpoint: Checkpoint,
-    arch: Arch,
-    *,
-    free_outputs: bool = False,
-    untied: bool = False,
-    plain: bool = False,
-) -> Architecture:
-    """A checkpoint's graph; where units stay (`plain`) and nothing tells it, one without units.
-
-    Raises:
-        IncompatibleModels: Nothing tells it, and units are to be matched.
-    """
-    find: Callable[..., Architecture] = partial(architecture, arch)
-    if arch == "auto" and not plain:
-        find = partial(automatic, folder=config_folder(checkpoint.path))
-    try:
-        return find(
-            shapes_of(checkpoint),
-            aliases=checkpoint.aliases,
-            config=read_config(checkpoint.path),
-            label=checkpoint.label,
-            free_outputs=free_outputs,
-            untied=untied,
-        )
-    except IncompatibleModels:
-        if not (plain and arch == "auto"):
-            raise
-        refuse_adapter(shapes_of(checkpoint), checkpoint.label)  # factors have no average
-        return Architecture(plain_graph(shapes_of(checkpoint), checkpoint.aliases))
-
-
-def find_architectures(
-    checkpoints: Sequence[Checkpoint],
-    anchor_index: int,
-    arch: Any,
-    *,
-    free_outputs: bool = False,
-    untied: bool = False,
-    plain: bool = False,
-) -> tuple[Architecture, dict[int, Architecture]]:
-    """The anchor's architecture, and those of the models that have a network of their own.
-
-    Raises:
-        UsageError: See `arch_of_each`.
-        IncompatibleModels: Nothing tells them.
-    """
-    arches = arch_of_each(arch, len(checkpoints))
-
-    def find(at: int) -> Architecture:
-        network_of = find_architecture(
-            checkpoints[at], arches[at], free_outputs=free_outputs, untied=untied, plain=plain
-        )
-        if network_of.network is None:
-            return network_of
-        from ..running.runnable import at_widths
-
-        return at_widths(network_of, shapes_of(checkpoints[at]), checkpoints[at].label)
-
-    of_anchor = find(anchor_index)
-    return of_anchor, own_architectures(of_anchor, checkpoints, anchor_index, arches, find)
 
 
 def assemble(
@@ -344,15 +277,6 @@ def find_medoid(parents: Parents, recipe: Recipe, runtime: Runtime) -> int:
                     fix="use --anchor first, last, or a number",
                 )
     return medoid(parents.models, recipe, runtime)
-
-
-def shapes_of(checkpoint: Checkpoint) -> StoredShapes:
-    """Shape of every tensor, in the order of the file."""
-    infos = checkpoint.infos
-    return StoredShapes(
-        {name: info.shape for name, info in infos.items()},
-        {name: str(info.dtype).removeprefix("torch.") for name, info in infos.items()},
-    )
 
 
 # In place of a position until the models are open.

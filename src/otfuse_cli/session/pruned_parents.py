@@ -19,9 +19,10 @@ from ..running.arch_value import Arch
 from ..running.architecture import Architecture
 from .architectures import arch_of_each, own_architectures
 from .computed_tensors import settle
+from .find_architecture import find_architecture, shapes_of
 from .naming import named_alike
 from .outputs import folder_config
-from .parents import Parents, find_architecture, shapes_of
+from .parents import Parents
 from .reconcile import reconcile
 from .tied_tensors import OneTensor, tie
 

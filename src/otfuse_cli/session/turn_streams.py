@@ -32,7 +32,8 @@ from ..running.factory import Network
 from ..running.function_change import change_allowed
 from ..running.precision import FLOAT32
 from ..runtime import Runtime
-from .parents import Parents, shapes_of
+from .find_architecture import shapes_of
+from .parents import Parents
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ This executes the module's own code; `graph_from_program` doesn't.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from operator import getitem
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from ..model import LayerGraph
 from .emit import emit
 from .export_settings import eval_mode, no_fast_path, own_output, quiet
 from .nodes import operator_name
+from .outputs import checked_outputs, may_be_held, output_names, with_outputs_told
 from .packed import packed_sequences
 from .propagate import propagate
 from .rules import RULES
@@ -28,8 +29,6 @@ from .untraceable import explain, refuse_scripted
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
-
-LOGITS = "logits"
 
 
 def trace(
@@ -58,7 +57,11 @@ def trace(
         IncompatibleModels: `torch.export` can't follow the module; says where and what to do.
     """
     program = export(module, args, kwargs, padded=True)
-    return graph_from_program(program, source=source, free_outputs=free_outputs, name_map=name_map)
+    graph = graph_from_program(program, source=source, free_outputs=free_outputs, name_map=name_map)
+    if free_outputs or not may_be_held(graph):
+        return graph
+    freed = graph_from_program(program, source=source, free_outputs=True, name_map=name_map)
+    return with_outputs_told(graph, freed, output_names(program))
 
 
 def graph_from_program(
@@ -166,31 +169,6 @@ def _is_plain(node: Node) -> bool:
         silent = node.meta.get("val") is None  # an assertion
         return not target._schema.is_mutable and (silent or operator_name(node) in RULES)
     return target is getitem
-
-
-def pick_outputs(outputs: Any) -> list[torch.Tensor]:
-    """The output tensors that matter: `logits` where there are any, else all of them."""
-    logits = outputs.get(LOGITS) if isinstance(outputs, Mapping) else getattr(outputs, LOGITS, None)
-    chosen = outputs if logits is None else logits
-    return [leaf for leaf in pytree.tree_leaves(chosen) if isinstance(leaf, torch.Tensor)]
-
-
-def checked_outputs(program: ExportedProgram) -> Sequence[int] | None:
-    """Positions of the `logits` among the flat outputs; None when there are none."""
-    spec = program.call_spec.out_spec
-    if spec is None:
-        return None
-    keys = spec.context if isinstance(spec.context, (list, tuple)) else None
-    if keys is None or LOGITS not in keys:
-        return None
-    position = 0
-    # A method in newer releases of torch, an attribute in older ones.
-    children = spec.children() if callable(getattr(spec, "children", None)) else spec.children_specs
-    for key, child in zip(keys, children, strict=False):
-        if key == LOGITS:
-            return range(position, position + child.num_leaves)
-        position += child.num_leaves
-    return None
 
 
 def without_cache(module: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from torch.utils import _pytree as pytree
 from ..axes import Axis, Unit, rename_units
 from ..model import LayerGraph
 from .emit import label_values
-from .from_module import checked_outputs, functional
+from .from_module import functional
+from .outputs import checked_outputs
 from .propagate import first_names, propagate
 
 if TYPE_CHECKING:
