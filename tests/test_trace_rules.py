@@ -198,6 +198,18 @@ CASES: list[tuple[str, Callable[..., Any], list[Tensor], str]] = [
         "abc, b, b, b, b -> abc, ., .",
     ),
     (
+        "batch-norm-without-statistics",
+        lambda x, w, b: A._native_batch_norm_legit.no_stats(x, w, b, True, 0.0, 1e-5),
+        [t(2, 3, 4), t(3), t(3)],
+        "abc, b, b -> abc, b, b",
+    ),
+    (
+        "batch-norm-of-a-weight",
+        lambda v, g: F.batch_norm(v.reshape(1, 4, 6), None, None, g, training=True).relu().sum(2),
+        [t(4, 3, 2), t(4)],
+        "(1*a)bc, a -> 1a",
+    ),
+    (
         "instance-norm",
         lambda x, w, b: F.instance_norm(x, weight=w, bias=b),
         [t(2, 3, 4), t(3), t(3)],

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import operator_nets
+
 
 @dataclass(frozen=True)
 class Exhibit:
@@ -465,6 +467,7 @@ OWN = {
     "generator": Exhibit(_own(generator, lambda: torch.randn(3, 6)), 3, no_ops=("5.bias",)),
     "fused-vit": Exhibit(_own(FusedViT, image), 5, 2),
     "adapted": Exhibit(_own(Adapted, tokens), 4),
+    "standardised": Exhibit(_own(operator_nets.Standardised, image), 2),
     "audio": Exhibit(_own(Audio, lambda: torch.randn(2, 2, 24)), 3),
 }  # fmt: skip
 
