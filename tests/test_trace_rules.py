@@ -513,6 +513,36 @@ CASES: list[tuple[str, Callable[..., Any], list[Tensor], str]] = [
         [t(4, 3, 6), t(2, 3, 5), t(15, 6), t(15, 5), t(15, 5), t(15, 5)],
         ".ab, .ac, (.*c)b, (.*c)c, (.*c)c, (.*c)c -> .ac, ?a?",
     ),
+    (
+        "lstm-cell",
+        lambda x, h, c, *w: A.lstm_cell(x, [h, c], *w),
+        [t(3, 6), t(3, 5), t(3, 5), t(20, 6), t(20, 5), t(20), t(20)],
+        "ab, ac, ac, (.*c)b, (.*c)c, (.*c), (.*c) -> ac, ac",
+    ),
+    (
+        "gru-cell",
+        lambda x, h, *w: A.gru_cell(x, h, *w),
+        [t(3, 6), t(3, 5), t(15, 6), t(15, 5), t(15), t(15)],
+        "ab, ac, (.*c)b, (.*c)c, (.*c), (.*c) -> ac",
+    ),
+    (
+        "gru-cell-without-bias",
+        lambda x, h, *w: A.gru_cell(x, h, *w),
+        [t(3, 6), t(3, 5), t(15, 6), t(15, 5)],
+        "ab, ac, (.*c)b, (.*c)c -> ac",
+    ),
+    (
+        "rnn-cell",
+        lambda x, h, *w: A.rnn_tanh_cell(x, h, *w),
+        [t(3, 6), t(3, 5), t(5, 6), t(5, 5), t(5), t(5)],
+        "ab, ac, (.*c)b, (.*c)c, (.*c), (.*c) -> ac",
+    ),
+    (
+        "rnn-relu-cell",
+        lambda x, h, *w: A.rnn_relu_cell(x, h, *w),
+        [t(3, 6), t(3, 5), t(5, 6), t(5, 5), t(5), t(5)],
+        "ab, ac, (.*c)b, (.*c)c, (.*c), (.*c) -> ac",
+    ),
     ("constants", lambda x: x * torch.arange(3) + torch.ones(3), [t(2, 3)], "a. -> a."),
 ]
 

@@ -468,6 +468,9 @@ OWN = {
     "fused-vit": Exhibit(_own(FusedViT, image), 5, 2),
     "adapted": Exhibit(_own(Adapted, tokens), 4),
     "standardised": Exhibit(_own(operator_nets.Standardised, image), 2),
+    "cells": Exhibit(_own(operator_nets.Cells, lambda: torch.randn(2, 4, 4)), 3),
+    "slots": Exhibit(_own(operator_nets.SlotAttention, lambda: torch.randn(2, 7, 5)), 5,
+        no_ops=("slots",)),
     "audio": Exhibit(_own(Audio, lambda: torch.randn(2, 2, 24)), 3),
 }  # fmt: skip
 
