@@ -75,3 +75,62 @@ class SlotAttention(nn.Module):
             slots = self.update(seen.reshape(-1, d), slots.reshape(-1, d)).reshape(slots.shape)
             slots = slots + self.outer(F.relu(self.inner(self.norm(slots))))
         return self.out(slots).mean(1)
+
+
+class Graph(nn.Module):
+    """Messages along edges, summed, averaged, weighed by attention; then one node of each graph.
+
+    Units of the last hidden layer are taken in an order of their own: they stay in place.
+    """
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.first, self.near = nn.Linear(4, 6 * k), nn.Linear(4, 6 * k)
+        self.second = nn.Linear(6 * k, 5 * k)
+        self.score = nn.Linear(10 * k, 1, bias=False)
+        self.third = nn.Linear(5 * k, 7 * k)
+        self.fourth = nn.Linear(7 * k, 8)
+        self.register_buffer("order", torch.arange(8).flip(0))
+        self.out = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, edges: Tensor, last: Tensor) -> Tensor:
+        start, end = edges
+        h = self.first(x)
+        h = F.relu(torch.zeros_like(h).index_add(0, end, h[start]) + self.near(x))
+        h = self.second(h)
+        place = end[:, None].expand(-1, h.shape[1])
+        mean = h.scatter_reduce(0, place, h.index_select(0, start), "mean")
+        most = torch.zeros_like(h).index_reduce(0, end, h[start], "amax")
+        h = F.elu(mean + most)
+        score = self.score(torch.cat([h[start], h[end]], 1)).exp()
+        total = x.new_zeros(len(x), 1).index_add(0, end, score)
+        h = h.scatter_add(0, place, h[start] * score / total[end])
+        h = F.elu(self.third(h))
+        swapped = torch.zeros_like(h)
+        swapped[last] = h.gather(0, last[:, None].expand(-1, h.shape[1]))
+        h = F.elu(self.fourth(swapped + h.take_along_dim(last[:, None], 0).sum(0)))
+        return self.out(h.gather(1, self.order.expand(len(h), -1)))
+
+
+class Dora(nn.Module):
+    """Directions and magnitudes apart, adapted by low-rank factors (Liu et al. 2024)."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.base = nn.Linear(4, 6 * k)
+        self.a, self.b = nn.Parameter(torch.randn(2, 4)), nn.Parameter(torch.randn(6 * k, 2))
+        self.magnitude = nn.Parameter(torch.rand(6 * k) + 0.5)
+        self.inner = nn.Linear(6 * k, 5 * k)
+        self.out = nn.Linear(5 * k, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.base.weight + self.b @ self.a
+        weight = (self.magnitude / torch.linalg.norm(weight, dim=1)).view(-1, 1) * weight
+        x = F.relu(F.linear(x, weight, self.base.bias))
+        whole = self.inner.weight / torch.linalg.matrix_norm(self.inner.weight, 2)
+        return self.out(F.relu(F.linear(x, whole, self.inner.bias).cumsum(0)))
+
+
+def edges() -> tuple[Tensor, ...]:
+    """Features of nodes, where edges begin and end, a node of each graph."""
+    return torch.randn(6, 4), torch.randint(0, 6, (2, 11)), torch.tensor([1, 4, 2, 0, 5, 3])

@@ -471,6 +471,8 @@ OWN = {
     "cells": Exhibit(_own(operator_nets.Cells, lambda: torch.randn(2, 4, 4)), 3),
     "slots": Exhibit(_own(operator_nets.SlotAttention, lambda: torch.randn(2, 7, 5)), 5,
         no_ops=("slots",)),
+    "graph": Exhibit(lambda k: (operator_nets.Graph(k), operator_nets.edges(), {}), 4),
+    "dora": Exhibit(_own(operator_nets.Dora, lambda: torch.randn(5, 4)), 3),
     "audio": Exhibit(_own(Audio, lambda: torch.randn(2, 2, 24)), 3),
 }  # fmt: skip
 

@@ -136,9 +136,9 @@ def weight_norm(call: Call) -> object:
     return labels if len(call.shapes) == 1 else [labels, g.labels]
 
 
-@rule("linalg_vector_norm", "norm")
-def vector_norm(call: Call) -> Labels:
-    """Norm over the axes listed, or over all."""
+@rule("linalg_vector_norm", "norm", "linalg_norm", "linalg_matrix_norm", "frobenius_norm")
+def norm(call: Call) -> Labels:
+    """Norm over the axes listed, or over all; one of a matrix knows no order of rows or columns."""
     from .reduction import reduce_axes
 
     value = call.value("self")
