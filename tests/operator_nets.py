@@ -134,3 +134,89 @@ class Dora(nn.Module):
 def edges() -> tuple[Tensor, ...]:
     """Features of nodes, where edges begin and end, a node of each graph."""
     return torch.randn(6, 4), torch.randint(0, 6, (2, 11)), torch.tensor([1, 4, 2, 0, 5, 3])
+
+
+class Spectral(nn.Module):
+    """Global filters on a grid (Rao et al. 2021), a Fourier operator in time, mixing as in FNet."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 6 * k, 2, 2)
+        self.filters = nn.Parameter(torch.randn(8, 5, 6 * k, 2))
+        self.mix = nn.Linear(6 * k, 5 * k)
+        self.real, self.imaginary = (nn.Parameter(torch.randn(5 * k, 7 * k)) for _ in range(2))
+        self.inner, self.outer = nn.Linear(7 * k, 8 * k), nn.Linear(8 * k, 7 * k)
+        self.still = nn.Linear(7 * k, 4)
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).permute(0, 2, 3, 1)
+        f = torch.fft.rfft2(x, dim=(1, 2), norm="ortho") * torch.view_as_complex(self.filters)
+        x = F.gelu(x + torch.fft.irfft2(f, s=x.shape[1:3], dim=(1, 2), norm="ortho"))
+        x = F.gelu(self.mix(x)).flatten(1, 2)
+        f = torch.fft.rfft(x, dim=1)
+        f = torch.einsum("nti,io->nto", f, torch.complex(self.real, self.imaginary))
+        x = F.gelu(torch.fft.irfft(f, n=x.shape[1], dim=1))
+        x = x + self.outer(F.relu(self.inner(torch.fft.fft(x, dim=1).imag)))
+        x = self.still(x.mean(1))
+        return self.out(x * torch.fft.fft(x).real)
+
+
+class Warped(nn.Module):
+    """A spatial transformer on feature maps, then patches as columns and back."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 5 * k, 3, padding=1)
+        self.place = nn.Linear(5 * k, 6)
+        self.patches = nn.Linear(5 * k * 4, 6 * k)
+        self.whole = nn.Linear(6 * k, 7 * k * 4)
+        self.out = nn.Conv2d(7 * k, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x))
+        place = self.place(x.mean((2, 3))).view(-1, 2, 3)
+        grid = F.affine_grid(place, list(x.shape), align_corners=False)
+        x = F.grid_sample(x, grid, align_corners=False)
+        side = x.shape[2:]
+        columns = self.whole(F.relu(self.patches(F.unfold(x, 2, stride=2).transpose(1, 2))))
+        return self.out(F.relu(F.fold(columns.transpose(1, 2), side, 2, stride=2)))
+
+
+class Quantised(nn.Module):
+    """Weights rounded by row or by column, activations by one grid or by one for each unit."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6 * k), nn.Linear(6 * k, 5 * k)
+        for name, n in (("rows", 6 * k), ("columns", 6 * k), ("units", 5 * k), ("grid", 1)):
+            self.register_buffer(name, torch.rand(n) + 0.1)
+            self.register_buffer(f"{name}_zero", torch.randint(-3, 3, (n,), dtype=torch.int32))
+        self.out = nn.Linear(5 * k, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        by_channel = torch.fake_quantize_per_channel_affine
+        weight = by_channel(self.first.weight, self.rows, self.rows_zero, 0, -128, 127)
+        x = F.relu(F.linear(x, weight, self.first.bias))
+        x = torch.fake_quantize_per_tensor_affine(x, self.grid, self.grid_zero, -128, 127)
+        weight = by_channel(self.second.weight, self.columns, self.columns_zero, 1, -128, 127)
+        x = F.silu(F.linear(x, weight, self.second.bias))
+        return self.out(by_channel(x, self.units, self.units_zero, 1, -128, 127))
+
+
+class Orthogonal(nn.Module):
+    """A rotation of hidden units as a matrix exponential, an inverse, and factors that stay."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 6 * k)
+        self.turn = nn.Parameter(torch.randn(6 * k, 6 * k) * 0.3)
+        self.mix = nn.Parameter(torch.randn(6 * k, 6 * k))
+        self.second = nn.Linear(6 * k, 4)
+        self.basis = nn.Parameter(torch.randn(4, 4))
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.first(x) @ torch.linalg.matrix_exp(self.turn - self.turn.T))
+        x = F.relu(x @ torch.linalg.inv(self.mix))
+        return self.out(F.relu(self.second(x) @ torch.linalg.qr(self.basis)[0]))

@@ -473,6 +473,11 @@ OWN = {
         no_ops=("slots",)),
     "graph": Exhibit(lambda k: (operator_nets.Graph(k), operator_nets.edges(), {}), 4),
     "dora": Exhibit(_own(operator_nets.Dora, lambda: torch.randn(5, 4)), 3),
+    "spectral": Exhibit(_own(operator_nets.Spectral, image), 4),
+    "warped": Exhibit(_own(operator_nets.Warped, lambda: image(side=8)), 3),
+    "quantised": Exhibit(_own(operator_nets.Quantised, lambda: torch.randn(5, 4)), 2,
+        no_ops=("_zero",)),
+    "orthogonal": Exhibit(_own(operator_nets.Orthogonal, lambda: torch.randn(5, 4)), 2),
     "audio": Exhibit(_own(Audio, lambda: torch.randn(2, 2, 24)), 3),
 }  # fmt: skip
 
