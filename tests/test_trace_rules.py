@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from equivariance import replay
+from otfuse_cli.graph.trace.atoms import leaves
+from otfuse_cli.graph.trace.call import Call, Log
 from otfuse_cli.graph.trace.rules import RULES
 from otfuse_cli.graph.trace.rules.table import Entry
 
@@ -796,6 +798,18 @@ def test_an_operator_without_a_rule_is_pinned_and_named() -> None:
     assert replayed.signature() == ".. -> .."
     (warning,) = replayed.found.warnings
     assert warning.startswith("no rule: linalg_cross; what it reads and writes stays in place")
+
+
+def test_a_factor_of_a_matrix_stays_and_says_why() -> None:
+    replayed = replay(lambda x: torch.linalg.qr(x)[0], t(4, 3))
+    reasons = {leaf.reason for label in replayed.outputs[0] for leaf in leaves(label.form)}
+    assert reasons == {"linalg_qr depends on the order of rows and columns"}
+
+
+def test_a_deformable_convolution_says_why_it_is_not_followed() -> None:
+    call = Call("torchvision::deform_conv2d", {}, [(1, 3, 5, 5)], log=Log())
+    with pytest.raises(ValueError, match="groups of offsets"):
+        RULES["torchvision::deform_conv2d"].apply(call)
 
 
 def test_a_rule_with_an_axis_swapped_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
