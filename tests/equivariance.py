@@ -129,6 +129,8 @@ def _is_tensor(value: Any) -> bool:
 def _gap(new: Tensor, old: Tensor) -> float:
     if new.numel() == 0:
         return 0.0
+    if new.is_complex():
+        new, old = torch.view_as_real(new), torch.view_as_real(old)
     a, b = new.double(), old.double()
     gap = torch.where(a == b, 0.0, (a - b).abs()).max()
     return float(gap / b.abs().max().clamp_min(1e-30))

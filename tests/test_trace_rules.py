@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from equivariance import replay
+from otfuse_cli.graph.trace.atoms import leaves
+from otfuse_cli.graph.trace.call import Call, Log
 from otfuse_cli.graph.trace.rules import RULES
 from otfuse_cli.graph.trace.rules.table import Entry
 
@@ -47,6 +49,18 @@ def gru(x: Tensor, h: Tensor, *w: Tensor) -> Any:
 def projected(x: Tensor, *w: Tensor) -> Any:
     h, c = torch.zeros(1, 3, 3, dtype=x.dtype), torch.zeros(1, 3, 5, dtype=x.dtype)
     return A.lstm.input(x, [h, c], list(w), True, 1, 0.0, False, False, False)
+
+
+def observed(rows: bool) -> Callable[..., Any]:
+    """Fake quantisation with an observer that is on, for each row or for all."""
+
+    def apply(x: Tensor, low: Tensor, high: Tensor, scale: Tensor, zero: Tensor) -> Any:
+        on = torch.ones(1, dtype=torch.int64)
+        return A._fused_moving_avg_obs_fq_helper_functional(
+            x, on, on, low, high, scale, zero, 0.1, -8, 7, 0, rows
+        )
+
+    return apply
 
 
 def slice_write(x: Tensor, y: Tensor) -> Tensor:
@@ -198,6 +212,18 @@ CASES: list[tuple[str, Callable[..., Any], list[Tensor], str]] = [
         "abc, b, b, b, b -> abc, ., .",
     ),
     (
+        "batch-norm-without-statistics",
+        lambda x, w, b: A._native_batch_norm_legit.no_stats(x, w, b, True, 0.0, 1e-5),
+        [t(2, 3, 4), t(3), t(3)],
+        "abc, b, b -> abc, b, b",
+    ),
+    (
+        "batch-norm-of-a-weight",
+        lambda v, g: F.batch_norm(v.reshape(1, 4, 6), None, None, g, training=True).relu().sum(2),
+        [t(4, 3, 2), t(4)],
+        "(1*a)bc, a -> 1a",
+    ),
+    (
         "instance-norm",
         lambda x, w, b: F.instance_norm(x, weight=w, bias=b),
         [t(2, 3, 4), t(3), t(3)],
@@ -335,10 +361,88 @@ CASES: list[tuple[str, Callable[..., Any], list[Tensor], str]] = [
         ".a, ., .a -> .a",
     ),
     (
+        "index-reduce",
+        lambda x, i, y: x.index_reduce(1, i, y, "amax"),
+        [t(5, 3, 2), ids(3, 4), t(5, 4, 2)],
+        "a.b, ., a.b -> a.b",
+    ),
+    (
+        "gather-along-units",
+        lambda x, i: x.gather(1, i),
+        [t(4, 6), ids(6, 4, 6)],
+        "a., a. -> a.",
+    ),
+    (
+        "gather-fewer",
+        lambda x, i: x.gather(1, i),
+        [t(4, 6, 3), ids(6, 4, 2, 2)],
+        "a.., a.. -> a..",
+    ),
+    (
+        "gather-one-index",
+        lambda x, i: x.gather(0, i[:, None].expand(-1, 3)),
+        [t(5, 3), ids(5, 4)],
+        ".a, . -> .a",
+    ),
+    (
+        "take-along",
+        lambda x, i: x.take_along_dim(i[:, None], 0),
+        [t(5, 3), ids(5, 4)],
+        ".a, . -> .a",
+    ),
+    (
+        "take-along-flat",
+        lambda x, i: x.take_along_dim(i),
+        [t(5, 3), ids(15, 4)],
+        ".., . -> .",
+    ),
+    (
+        "scatter-add-one-index",
+        lambda x, i, y: x.scatter_add(0, i[:, None].expand(-1, 3), y),
+        [t(5, 3), ids(5, 4), t(4, 3)],
+        ".a, ., .a -> .a",
+    ),
+    (
+        "scatter-mean-repeated",
+        lambda x, i, y: x.scatter_reduce(0, i[:, None].repeat(1, 3), y, "mean"),
+        [t(5, 3), ids(5, 4), t(4, 3)],
+        ".a, ., .a -> .a",
+    ),
+    (
+        "scatter-fewer",
+        lambda x, i, y: x.scatter_add(0, i, y),
+        [t(5, 3), ids(5, 4, 2), t(4, 2)],
+        ".., .., .. -> ..",
+    ),
+    (
+        "segment-mean",
+        lambda x, n: torch.segment_reduce(x, "mean", lengths=n),
+        [t(5, 3), torch.tensor([2, 3])],
+        ".a, . -> .a",
+    ),
+    (
         "index-put",
         lambda x, i, y: x.index_put((i,), y),
         [t(5, 3), ids(5, 4), t(4, 3)],
-        ".., ., .. -> ..",
+        ".a, ., .a -> .a",
+    ),
+    (
+        "index-put-second",
+        lambda x, i, y: A.index_put(x, [None, i], y),
+        [t(2, 5, 3), ids(5, 4), t(2, 1, 3)],
+        "a.b, ., a.b -> a.b",
+    ),
+    (
+        "index-put-apart",
+        lambda x, i, j, y: A.index_put(x, [i, None, j], y),
+        [t(5, 3, 6), ids(5, 4), ids(6, 4), t(4, 3)],
+        ".a., ., ., .a -> .a.",
+    ),
+    (
+        "index-put-mask",
+        lambda x, y: A.index_put(x, [x > 0], y),
+        [t(5, 3), t(1)],
+        ".., . -> ..",
     ),
     ("topk", lambda x: x.topk(2, 1), [t(3, 6)], "a. -> a., a."),
     ("sort", lambda x: x.sort(1), [t(3, 6)], "a. -> a., a."),
@@ -446,6 +550,16 @@ CASES: list[tuple[str, Callable[..., Any], list[Tensor], str]] = [
     ("amax", lambda x: x.amax(1), [t(2, 3, 4)], "abc -> ac"),
     ("logsumexp", lambda x: x.logsumexp(1), [t(2, 3, 4)], "abc -> ac"),
     ("norm", lambda x: torch.linalg.vector_norm(x, dim=1), [t(2, 3, 4)], "abc -> ac"),
+    ("linalg-norm", lambda x: torch.linalg.norm(x, dim=1), [t(2, 3, 4)], "abc -> ac"),
+    ("linalg-norm-all", lambda x: torch.linalg.norm(x, float("inf")), [t(3, 4)], "ab -> "),
+    (
+        "matrix-norm",
+        lambda x: torch.linalg.matrix_norm(x, "nuc", keepdim=True),
+        [t(2, 3, 4)],
+        "abc -> a11",
+    ),
+    ("spectral-norm", lambda x: torch.linalg.norm(x, 2, dim=(0, 2)), [t(2, 3, 4)], "abc -> b"),
+    ("log-cumsum-exp", lambda x: x.logcumsumexp(1), [t(3, 6)], "a. -> a."),
     ("max-dim", lambda x: x.max(1), [t(2, 3, 4)], "a.b -> ab, ab"),
     ("max-all", lambda x: x.max(), [t(2, 3, 4)], "abc -> "),
     ("max-two", lambda x, y: torch.max(x, y), [t(2, 3, 4), t(3, 4)], "abc, bc -> abc"),
@@ -500,6 +614,129 @@ CASES: list[tuple[str, Callable[..., Any], list[Tensor], str]] = [
         gru,
         [t(4, 3, 6), t(2, 3, 5), t(15, 6), t(15, 5), t(15, 5), t(15, 5)],
         ".ab, .ac, (.*c)b, (.*c)c, (.*c)c, (.*c)c -> .ac, ?a?",
+    ),
+    (
+        "lstm-cell",
+        lambda x, h, c, *w: A.lstm_cell(x, [h, c], *w),
+        [t(3, 6), t(3, 5), t(3, 5), t(20, 6), t(20, 5), t(20), t(20)],
+        "ab, ac, ac, (.*c)b, (.*c)c, (.*c), (.*c) -> ac, ac",
+    ),
+    (
+        "gru-cell",
+        lambda x, h, *w: A.gru_cell(x, h, *w),
+        [t(3, 6), t(3, 5), t(15, 6), t(15, 5), t(15), t(15)],
+        "ab, ac, (.*c)b, (.*c)c, (.*c), (.*c) -> ac",
+    ),
+    (
+        "gru-cell-without-bias",
+        lambda x, h, *w: A.gru_cell(x, h, *w),
+        [t(3, 6), t(3, 5), t(15, 6), t(15, 5)],
+        "ab, ac, (.*c)b, (.*c)c -> ac",
+    ),
+    (
+        "rnn-cell",
+        lambda x, h, *w: A.rnn_tanh_cell(x, h, *w),
+        [t(3, 6), t(3, 5), t(5, 6), t(5, 5), t(5), t(5)],
+        "ab, ac, (.*c)b, (.*c)c, (.*c), (.*c) -> ac",
+    ),
+    (
+        "rnn-relu-cell",
+        lambda x, h, *w: A.rnn_relu_cell(x, h, *w),
+        [t(3, 6), t(3, 5), t(5, 6), t(5, 5), t(5), t(5)],
+        "ab, ac, (.*c)b, (.*c)c, (.*c), (.*c) -> ac",
+    ),
+    (
+        "affine-grid",
+        lambda m: F.affine_grid(m, [2, 3, 4, 5], align_corners=False),
+        [t(2, 2, 3)],
+        "a.. -> a...",
+    ),
+    ("fft", lambda x: torch.view_as_real(torch.fft.fft(x, dim=1)), [t(2, 3, 4)], "a.b -> a.b."),
+    ("rfft-longer", lambda x: torch.fft.rfft(x, 6, 0).abs(), [t(4, 3)], ".a -> .a"),
+    ("irfft", lambda x: torch.fft.irfft(x, 5, 0), [t(3, 4)], ".a -> .a"),
+    ("hfft", lambda x: torch.fft.hfft(x, dim=0), [t(3, 4)], ".a -> .a"),
+    ("rfft2", lambda x: torch.fft.rfft2(x).abs(), [t(2, 3, 4, 5)], "ab.. -> ab.."),
+    ("irfft2", lambda x: torch.fft.irfft2(x, (4, 6), (1, 2)), [t(2, 4, 4, 3)], "a..b -> a..b"),
+    ("fftn", lambda x: torch.fft.fftn(x).abs(), [t(2, 3)], ".. -> .."),
+    ("fftn-sizes", lambda x: torch.fft.ifftn(x, s=[3]).abs(), [t(2, 3)], "a. -> a."),
+    ("fftshift", lambda x: torch.fft.fftshift(x, 1), [t(2, 3, 4)], "a.b -> a.b"),
+    (
+        "fft-parts",
+        lambda x: A._fft_c2r(A._fft_c2c(A._fft_r2c(x, [1], 0, True), [0], 0, True), [1], 0, 5),
+        [t(4, 5, 3)],
+        "..a -> ..a",
+    ),
+    ("fft-frequencies", lambda x: x * torch.fft.fftfreq(3), [t(2, 3)], "a. -> a."),
+    (
+        "complex-view",
+        lambda x, y: torch.view_as_real(torch.view_as_complex(x) * torch.complex(y, y)),
+        [t(3, 4, 2), t(4)],
+        "ab., b -> ab.",
+    ),
+    (
+        "stft",
+        lambda x, w: torch.stft(x, 8, window=w, return_complex=True, center=False).abs(),
+        [t(3, 20), positive(8)],
+        "a., . -> a..",
+    ),
+    (
+        "istft",
+        lambda x: torch.istft(x + 0j, 8, window=torch.ones(8, dtype=torch.float64)),
+        [t(3, 5, 6)],
+        "a.. -> a.",
+    ),
+    (
+        "fake-quantise",
+        lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -8, 7),
+        [t(2, 3).float()],
+        "ab -> ab",
+    ),
+    (
+        "fake-quantise-learned",
+        lambda x, s, z: A._fake_quantize_learnable_per_tensor_affine(x, s, z, -8, 7),
+        [t(2, 3).float(), torch.tensor([0.1]), torch.tensor([1.0])],
+        "ab, 1, 1 -> ab",
+    ),
+    (
+        "fake-quantise-mask",
+        lambda x: A.fake_quantize_per_tensor_affine_cachemask(x, 0.1, 0, -8, 7),
+        [t(2, 3).float()],
+        "ab -> ab, ab",
+    ),
+    (
+        "fake-quantise-channels",
+        lambda x, s, z: torch.fake_quantize_per_channel_affine(x, s, z, 1, -8, 7),
+        [t(2, 3, 4).float(), positive(3).float(), t(3).float()],
+        "abc, b, b -> abc",
+    ),
+    (
+        "fake-quantise-channels-mask",
+        lambda x, s, z: A.fake_quantize_per_channel_affine_cachemask(x, s, z, 0, -8, 7),
+        [t(3, 4).float(), positive(3).float(), ids(3, 3).int()],
+        "ab, a, a -> ab, ab",
+    ),
+    (
+        "fake-quantise-observed",
+        observed(True),
+        [t(3, 4).float(), *[torch.rand(3) for _ in range(3)], ids(3, 3).int()],
+        "ab, a, a, a, a -> ab, ab, a, a, a, a",
+    ),
+    (
+        "fake-quantise-observed-whole",
+        observed(False),
+        [t(3, 4).float(), *[torch.rand(1) for _ in range(3)], ids(3, 1).int()],
+        "ab, 1, 1, 1, 1 -> ab, ab, 1, 1, 1, 1",
+    ),
+    ("matrix-exp", torch.linalg.matrix_exp, [t(2, 3, 3)], "abb -> abb"),
+    ("matrix-power", lambda x: torch.linalg.matrix_power(x, 3), [t(3, 3)], "aa -> aa"),
+    ("inverse", torch.linalg.inv, [t(2, 3, 3)], "abc -> acb"),
+    ("qr", torch.linalg.qr, [t(4, 3)], ".. -> .., .."),
+    ("svd", torch.linalg.svd, [t(4, 3)], ".. -> .., ., .."),
+    (
+        "householder",
+        torch.linalg.householder_product,
+        [t(4, 3), t(3)],
+        ".., . -> ..",
     ),
     ("constants", lambda x: x * torch.arange(3) + torch.ones(3), [t(2, 3)], "a. -> a."),
 ]
@@ -557,10 +794,22 @@ def test_every_rule_names_an_operator() -> None:
 
 
 def test_an_operator_without_a_rule_is_pinned_and_named() -> None:
-    replayed = replay(lambda x: torch.linalg.matrix_exp(x + 1), t(3, 3))
+    replayed = replay(lambda x: torch.linalg.cross(x + 1, x), t(3, 3))
     assert replayed.signature() == ".. -> .."
     (warning,) = replayed.found.warnings
-    assert warning.startswith("no rule: linalg_matrix_exp; what it reads and writes stays in place")
+    assert warning.startswith("no rule: linalg_cross; what it reads and writes stays in place")
+
+
+def test_a_factor_of_a_matrix_stays_and_says_why() -> None:
+    replayed = replay(lambda x: torch.linalg.qr(x)[0], t(4, 3))
+    reasons = {leaf.reason for label in replayed.outputs[0] for leaf in leaves(label.form)}
+    assert reasons == {"linalg_qr depends on the order of rows and columns"}
+
+
+def test_a_deformable_convolution_says_why_it_is_not_followed() -> None:
+    call = Call("torchvision::deform_conv2d", {}, [(1, 3, 5, 5)], log=Log())
+    with pytest.raises(ValueError, match="groups of offsets"):
+        RULES["torchvision::deform_conv2d"].apply(call)
 
 
 def test_a_rule_with_an_axis_swapped_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

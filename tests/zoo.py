@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import operator_nets
+
 
 @dataclass(frozen=True)
 class Exhibit:
@@ -465,6 +467,17 @@ OWN = {
     "generator": Exhibit(_own(generator, lambda: torch.randn(3, 6)), 3, no_ops=("5.bias",)),
     "fused-vit": Exhibit(_own(FusedViT, image), 5, 2),
     "adapted": Exhibit(_own(Adapted, tokens), 4),
+    "standardised": Exhibit(_own(operator_nets.Standardised, image), 2),
+    "cells": Exhibit(_own(operator_nets.Cells, lambda: torch.randn(2, 4, 4)), 3),
+    "slots": Exhibit(_own(operator_nets.SlotAttention, lambda: torch.randn(2, 7, 5)), 5,
+        no_ops=("slots",)),
+    "graph": Exhibit(lambda k: (operator_nets.Graph(k), operator_nets.edges(), {}), 4),
+    "dora": Exhibit(_own(operator_nets.Dora, lambda: torch.randn(5, 4)), 3),
+    "spectral": Exhibit(_own(operator_nets.Spectral, image), 4),
+    "warped": Exhibit(_own(operator_nets.Warped, lambda: image(side=8)), 3),
+    "quantised": Exhibit(_own(operator_nets.Quantised, lambda: torch.randn(5, 4)), 2,
+        no_ops=("_zero",)),
+    "orthogonal": Exhibit(_own(operator_nets.Orthogonal, lambda: torch.randn(5, 4)), 2),
     "audio": Exhibit(_own(Audio, lambda: torch.randn(2, 2, 24)), 3),
 }  # fmt: skip
 

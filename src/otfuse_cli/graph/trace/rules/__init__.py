@@ -6,12 +6,15 @@ from . import (
     convolution,
     creation,
     elementwise,
+    fake_quantisation,
     indexing,
+    linear_algebra,
     normalisation,
     pooling,
     recurrent,
     reduction,
     shape,
+    spectrum,
 )
 from .table import RULES, Entry, rule
 
@@ -23,11 +26,14 @@ __all__ = [
     "convolution",
     "creation",
     "elementwise",
+    "fake_quantisation",
     "indexing",
+    "linear_algebra",
     "normalisation",
     "pooling",
     "recurrent",
     "reduction",
     "rule",
     "shape",
+    "spectrum",
 ]

@@ -13,7 +13,7 @@ UNIFORM = (
 CONSTANT = (
     "arange", "linspace", "logspace", "eye", "rand", "randn", "randint", "randperm", "bernoulli",
     "rand_like", "randn_like", "normal", "multinomial", "hann_window", "hamming_window",
-    "randint_like", "range",
+    "randint_like", "range", "fft_fftfreq", "fft_rfftfreq",
 )  # fmt: skip
 
 

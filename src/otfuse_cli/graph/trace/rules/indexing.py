@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...model import OpKind, Role
 from ..atoms import Atom, Plus, Times
-from ..call import Call, Label, Labels, Value, any_data, forms_of
+from ..call import Call, Label, Labels, Value, any_data, forms_of, longer
 from .elementwise import broadcast
 from .table import rule
 
@@ -179,10 +179,14 @@ def index(call: Call) -> Labels:
         raise ValueError("boolean masks choose a number of elements that depends on the data")
     made = broadcast(call, present)
     rest = value.without(*indexed)
-    # Axes of indices stand in the place of those indexed, in front where these are apart.
-    adjacent = indexed == list(range(indexed[0], indexed[-1] + 1))
-    at = indexed[0] if adjacent else 0
-    return [*rest[:at], *made, *rest[at:]]
+    place = _place(indexed)
+    return [*rest[:place], *made, *rest[place:]]
+
+
+def _place(indexed: Sequence[int]) -> int:
+    """Axes of indices stand in the place of those indexed, in front where these are apart."""
+    adjacent = list(indexed) == list(range(indexed[0], indexed[-1] + 1))
+    return indexed[0] if adjacent else 0
 
 
 @rule("index_select")
@@ -198,22 +202,56 @@ def index_select(call: Call) -> Labels:
 
 @rule("gather", "take_along_dim")
 def gather(call: Call) -> Labels:
-    """Every other axis is shared by table and index."""
+    """Every other axis is shared by table and index; with `take_along_dim` either broadcasts."""
     value, at = call.value("self"), call.value("index", "indices")
-    axis = int(call["dim"]) % value.ndim
-    call.pin([value.labels[axis], at.labels[axis]], INDEXED)
+    dim = call.get("dim")
+    if dim is None:  # of the flattened table
+        call.pin([*value.labels, *at.labels], INDEXED)
+        return call.pinned_axes(call.shape, INDEXED)
+    axis = int(dim) % value.ndim
+    labels: list[Label] = []
     for d, (a, b) in enumerate(zip(value.labels, at.labels, strict=True)):
         if d == axis:
-            continue
-        if a.size == b.size:
-            call.unify(a, b)
+            call.pin([a, b], INDEXED)
+            labels.append(b)
+        elif a.size == b.size:
+            labels.append(call.unify(a, b))
+            call.restrict(a)  # which element is taken may differ from unit to unit
+        elif call.name == "take_along_dim":
+            labels.extend(longer([a, b]))
         else:
             call.pin([a, b], INDEXED)
-    return at.labels
+            labels.append(b)
+    return labels
+
+
+@rule("index_put", "_unsafe_index_put")
+def index_put(call: Call) -> Labels:
+    """x[:, i] = y: the axes indexed stay, every other one is shared with what is written."""
+    value, written = call.value("self"), call.value("values")
+    indices: list[Value | None] = list(call["indices"])
+    if any(at is not None and at.ndim != 1 for at in indices):
+        return _pin_all(call, value)  # it may be a mask, which stands for several axes
+    indexed: list[int] = []
+    for d, at in enumerate(indices):
+        if at is not None:
+            call.pin([value.labels[d], *at.labels], INDEXED)
+            indexed.append(d)
+    rest: list[Label | None] = list(value.without(*indexed))
+    place = _place(indexed)
+    target = [*rest[:place], None, *rest[place:]]
+    for label, axis in zip(written.labels[::-1], target[::-1], strict=False):
+        if axis is None:
+            call.pin(label, INDEXED)
+        elif label.size != 1:
+            call.unify(axis, label)
+    call.restrict(value.labels)
+    _vector(call, [value, written])
+    return value.labels
 
 
 @rule("scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "index_fill",
-      "index_put", "_unsafe_index_put", "masked_scatter")  # fmt: skip
+      "index_reduce", "masked_scatter")  # fmt: skip
 def scatter(call: Call) -> Labels:
     """Writes at indices: the axis written is pinned where it is known, else all of them."""
     value = call.value("self")
@@ -236,6 +274,18 @@ def scatter(call: Call) -> Labels:
     call.restrict(value.labels)
     _vector(call, call.operands())
     return value.labels
+
+
+@rule("segment_reduce")
+def segments(call: Call) -> Labels:
+    """Runs of one axis reduced, each to one position."""
+    value = call.value("data")
+    last = int(call.get("axis", 0)) % value.ndim
+    for operand in call.operands():
+        call.pin(operand.labels[: last + 1], INDEXED)
+    kept = value.labels[last + 1 :]
+    call.restrict(kept)
+    return [*call.pinned_axes(call.shape[: last + 1], INDEXED), *kept]
 
 
 def _pin_all(call: Call, value: Value) -> Labels:

@@ -27,13 +27,15 @@ def _parameters(call: Call, labels: Labels, *, running: bool = False) -> dict[st
 
 @rule(
     "batch_norm", "_native_batch_norm_legit_no_training", "native_batch_norm", "cudnn_batch_norm",
-    "_batch_norm_no_update", "miopen_batch_norm",
+    "_batch_norm_no_update", "miopen_batch_norm", "_native_batch_norm_legit",
 )  # fmt: skip
-def running_batch_norm(call: Call) -> object:
-    """Per channel, with running statistics."""
+def batch_norm(call: Call) -> object:
+    """Per channel, with running statistics, or with those of what is normed."""
     value = call.value("input")
     if call.flag("training") or call.flag("train"):
-        raise ValueError("batch statistics mix the samples: put the module in eval mode")
+        if call.optional("running_mean") is not None:
+            raise ValueError("batch statistics mix the samples: put the module in eval mode")
+        return _standardised(call, value)
     channel = value.labels[1]
     # A factor of a channel is undone by its gain, mean and variance.
     call.restrict(channel, "scale")
@@ -46,6 +48,24 @@ def running_batch_norm(call: Call) -> object:
         for shape in call.shapes[1:]
     ]
     return [value.labels, *saved]
+
+
+def _standardised(call: Call, value: Value) -> object:
+    """Without statistics of its own: mean and variance are over everything but the channel.
+
+    What is normed may be a weight (weight standardisation): its gain then makes the same rows.
+    """
+    call.restrict(value.labels)
+    labels = list(value.labels)
+    channel = labels[1]
+    tensors: dict[str, Value | None] = {}
+    if value.data:
+        tensors = _parameters(call, [channel])
+    else:
+        gains = [v.labels[0] for v in call.operands() if v is not value]
+        labels[1] = call.unify(channel, *gains)
+    call.op(OpKind.NORM, reads=[[channel]], writes=[channel], tensors=tensors, detail="statistics")
+    return labels if len(call.shapes) == 1 else [labels, *([[channel]] * (len(call.shapes) - 1))]
 
 
 def _anything(call: Call, shape: tuple[int, ...]) -> Labels:
@@ -116,9 +136,9 @@ def weight_norm(call: Call) -> object:
     return labels if len(call.shapes) == 1 else [labels, g.labels]
 
 
-@rule("linalg_vector_norm", "norm")
-def vector_norm(call: Call) -> Labels:
-    """Norm over the axes listed, or over all."""
+@rule("linalg_vector_norm", "norm", "linalg_norm", "linalg_matrix_norm", "frobenius_norm")
+def norm(call: Call) -> Labels:
+    """Norm over the axes listed, or over all; one of a matrix knows no order of rows or columns."""
     from .reduction import reduce_axes
 
     value = call.value("self")

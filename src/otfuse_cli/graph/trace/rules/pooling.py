@@ -56,6 +56,14 @@ def grid_sampler(call: Call) -> Labels:
     return [*value.labels[:2], *call.pinned_axes(call.shape[2:], POSITIONS)]
 
 
+@rule("affine_grid_generator")
+def affine_grid(call: Call) -> Labels:
+    """Places to read, from one small matrix for each sample."""
+    theta = call.value("theta")
+    call.pin(theta.labels[1:], POSITIONS)
+    return [theta.labels[0], *call.pinned_axes(call.shape[1:], POSITIONS)]
+
+
 @rule("constant_pad_nd", "pad", uniform=False)
 def pad(call: Call) -> Labels:
     """Positions before and after an axis; with another mode than constant the axis is pinned."""

@@ -1,4 +1,4 @@
-"""Recurrent layers as whole operators: gates are blocks of rows, the state ties both axes."""
+"""Recurrent layers and cells as operators: gates are blocks of rows, the state ties both axes."""
 
 from __future__ import annotations
 
@@ -41,10 +41,34 @@ def recurrent(call: Call) -> object:
     return _outputs(call, x, read, cells)
 
 
+@rule("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
+def recurrent_cell(call: Call) -> object:
+    """One step: W_ih = (gates * h, in), W_hh = (gates * h, h); every state is (..., h)."""
+    x = call.value("input")
+    parts = {name: call.optional(name) for name in ("w_ih", "w_hh", "b_ih", "b_hh")}
+    weights = [value for value in parts.values() if value is not None]
+    read = x.labels[-1]
+    hidden, _ = _cell(call, read, weights, biased=True)
+    given = call["hx"]
+    states: list[Value] = [given] if isinstance(given, Value) else list(given)
+    lead = list(x.labels[:-1])
+    for state in states:
+        call.unify(state.labels[-1], hidden)
+        lead = [call.unify(a, b) for a, b in zip(lead, state.labels, strict=False)]
+    tensors: dict[str, Value | None] = {}
+    for value in weights:
+        if value.plain:
+            tensors[value.sources[0].rpartition(".")[2]] = value
+    reads = [value.labels for value in (x, *states) if value.data]
+    call.op(OpKind.OTHER, reads=reads, writes=[hidden], tensors=tensors, detail=call.name)
+    out = [*lead, hidden]
+    return out if len(call.shapes) == 1 else [out] * len(call.shapes)
+
+
 def _cell(call: Call, read: Label, cell: Sequence[Value], *, biased: bool) -> tuple[Label, Label]:
     """Unify one direction of one layer; its hidden state, and what it shows to the next layer."""
     w_ih, w_hh = cell[0], cell[1]
-    gates = GATES[call.name]
+    gates = GATES[call.name.removesuffix("_cell")]
     hidden = call.fresh(w_ih.shape[0] // gates)
     call.restrict(hidden)
     rows = Label(Times((call.pinned(gates, "gates").form, hidden.form)))
