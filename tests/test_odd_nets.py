@@ -290,3 +290,28 @@ class Modulated(nn.Module):
 def net():
     return Modulated(6), (torch.randn(2, 3, 8, 8), torch.randn(2, 4))
 """
+
+
+class Turned(nn.Module):
+    """A complex layer among real ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.mid, self.back = nn.Linear(6, 8), nn.Linear(8, 5), nn.Linear(5, 8)
+        self.turn = nn.Parameter(torch.randn(8, 8, dtype=torch.complex64))
+        self.out = nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = self.back(self.mid(self.first(x)).relu())
+        return self.out((x.to(torch.complex64) @ self.turn).abs())
+
+
+def test_units_of_complex_weights_stay_and_the_others_are_matched():
+    states = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        states.append(Turned().state_dict())
+    _, report = otfuse_cli.merge(*states, arch=Turned, matcher="sweep")
+    assert report.checks.function == "kept"
+    assert {space.id.partition(".")[0] for space in report.spaces} == {"first", "mid"}
+    assert "complex" in {pin.reason for pin in report.graph.pinned}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ..checkpoint.config import config_folder, read_config
 from ..checkpoint.open import Checkpoint
 from ..errors import IncompatibleModels, OtfuseError
+from ..graph.axes import axis_units
 from ..graph.plain import plain_graph
 from ..graph.spec.adapters import refuse_adapter
 from ..graph.spec.stored_shapes import StoredShapes
@@ -44,7 +46,7 @@ def find_architecture(
     if arch == "auto" and not plain:
         find = partial(automatic, folder=config_folder(checkpoint.path))
     try:
-        return find(
+        found = find(
             shapes_of(checkpoint),
             aliases=checkpoint.aliases,
             config=read_config(checkpoint.path),
@@ -57,6 +59,22 @@ def find_architecture(
             raise
         refuse_adapter(shapes_of(checkpoint), checkpoint.label)  # factors have no average
         return Architecture(plain_graph(shapes_of(checkpoint), checkpoint.aliases))
+    return found if found.network is None else _with_complex_pinned(found, checkpoint)
+
+
+def _with_complex_pinned(found: Architecture, checkpoint: Checkpoint) -> Architecture:
+    """Units of complex tensors stay in place: no cost is defined for them."""
+    graph = found.graph
+    held: set[str] = set()
+    for name, tensor in graph.tensors.items():
+        if checkpoint.infos[name].dtype.is_complex:
+            for axis in tensor.axes:
+                held.update(axis_units(axis.expr))
+    spaces = {
+        id: replace(space, pinned="complex") if id in held and space.pinned is None else space
+        for id, space in graph.spaces.items()
+    }
+    return replace(found, graph=replace(graph, spaces=spaces)) if held else found
 
 
 def find_architectures(
