@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch import nn
 
-IDS, IMAGE, WAVE = 9, 32, 1600  # tokens, pixels of a side, samples
+IDS, WAVE = 9, 1600  # tokens, samples
 
 # Fields of one number, by their value in the small network.
 NUMBERS = {
     32: "hidden_size d_model n_embd dim emb_dim embed_dim n_embed embedding_size hidden_dim "
     "word_embed_proj_dim decoder_hidden_size attention_hidden_size bottleneck_size "
-    "output_hidden_size text_embed_dim lru_width neck_hidden_size fusion_hidden_size",
+    "output_hidden_size text_embed_dim lru_width neck_hidden_size fusion_hidden_size "
+    "text_hidden_size out_hidden_size image_size img_size",
     40: "intermediate_size d_ff n_inner ffn_dim encoder_ffn_dim decoder_ffn_dim d_inner ffn_hidden "
     "ffn_hidden_size shared_expert_intermediate_size mlp_hidden_size ff_dim inner_dim "
     "intermediate_size_mlp",
@@ -43,7 +44,6 @@ NUMBERS = {
     "max_sequence_length",
     50: "max_source_positions",
     99: "vocab_size src_vocab_size tgt_vocab_size decoder_vocab_size text_vocab_size",
-    IMAGE: "image_size img_size",
 }
 SMALL = {name: size for size, names in NUMBERS.items() for name in names.split()}
 
@@ -63,6 +63,10 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "canine": {"downsampling_rate": 4},
     "convnext": {"num_stages": 4},
     "deberta-v2": {"pos_att_type": ["p2c", "c2p"], "relative_attention": True},
+    "deformable_detr": {"backbone_config": {"model_type": "resnet", "embedding_size": 8,
+                                            "hidden_sizes": [16, 16, 16, 16], "depths": [1] * 4,
+                                            "out_features": ["stage2", "stage3", "stage4"]}},
+    "efficientnet": {"width_coefficient": 0.25, "depth_coefficient": 0.2, "hidden_dim": 320},
     "electra": {"embedding_size": 16},
     "funnel": {"block_sizes": [1, 1], "d_head": 8},
     "gptj": {"rotary_dim": 4},
@@ -82,8 +86,10 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "rwkv": {"attention_hidden_size": 32},
     "segformer": {"hidden_sizes": [16, 16, 32, 32], "num_attention_heads": [1, 2, 2, 4],
                   "decoder_hidden_size": 16},
-    "swin": {"embed_dim": 16, "patch_size": 4, "window_size": 4, "image_size": 64},
-    "swinv2": {"embed_dim": 16, "patch_size": 4, "window_size": 4, "image_size": 64},
+    "swin": {"embed_dim": 16, "depths": [2, 1], "num_heads": [2, 2], "patch_size": 4,
+             "window_size": 4},
+    "swinv2": {"embed_dim": 16, "depths": [2, 1], "num_heads": [2, 2], "patch_size": 4,
+               "window_size": 4},
     "timesformer": {"num_frames": 2},
     "videomae": {"num_frames": 4},
     "vivit": {"num_frames": 4, "tubelet_size": [2, 8, 8]},
@@ -110,15 +116,17 @@ HEADS = (
 )  # fmt: skip
 
 # Taken in any case; the others by the draw.
-ALWAYS = """
-    bert roberta albert electra deberta-v2 distilbert xlm-roberta mobilebert modernbert mpnet
-    gpt2 gpt_neo gptj gpt_neox opt bloom falcon llama mistral qwen2 qwen3 gemma gemma2
-    gemma3_text phi phi3 olmo2 cohere granite stablelm mixtral qwen3_moe qwen2_moe olmoe gpt_oss
-    deepseek_v3 mamba mamba2 jamba rwkv t5 bart mbart pegasus whisper speech_to_text wav2vec2
-    hubert wavlm audio-spectrogram-transformer clip siglip vit deit beit swin convnext resnet
-    segformer dinov2 levit mobilevit regnet poolformer videomae vivit timesformer xlnet funnel
-    layoutlm canine
-""".split()
+ALWAYS = (
+    "bert", "roberta", "albert", "electra", "deberta-v2", "distilbert", "xlm-roberta",
+    "mobilebert", "modernbert", "mpnet", "gpt2", "gpt_neo", "gptj", "gpt_neox", "opt", "bloom",
+    "falcon", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi",
+    "phi3", "olmo2", "cohere", "granite", "stablelm", "mixtral", "qwen3_moe", "qwen2_moe",
+    "olmoe", "gpt_oss", "deepseek_v3", "mamba", "mamba2", "jamba", "rwkv", "t5", "bart",
+    "mbart", "pegasus", "whisper", "speech_to_text", "wav2vec2", "hubert", "wavlm",
+    "audio-spectrogram-transformer", "clip", "siglip", "vit", "deit", "beit", "swin",
+    "convnext", "resnet", "segformer", "dinov2", "levit", "mobilevit", "regnet", "poolformer",
+    "videomae", "vivit", "timesformer", "xlnet", "funnel", "layoutlm", "canine",
+)  # fmt: skip
 
 
 def heads() -> dict[str, str]:
@@ -157,6 +165,8 @@ def small_config(config_class: type, kind: str = "") -> Any:
         if value is not None and part is not type(None):
             shrunk = small_config(part, getattr(part, "model_type", ""))
             changes[name] = shrunk.to_dict()
+    if "qk_nope_head_dim" in fields:  # latent attention: keys are made for every head
+        changes["num_key_value_heads"] = SMALL["num_attention_heads"]
     changes |= EXCEPTIONS.get(kind, {})
     return config_class(**changes)
 
@@ -184,10 +194,9 @@ def _shrunk(name: str, value: Any) -> Any:
 def build(kind: str) -> nn.Module:
     """A small network of the type, with a head and random weights."""
     import transformers
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    config = small_config(CONFIG_MAPPING[kind], kind)
-    network: nn.Module = getattr(transformers, heads()[kind])(config)
+    network_class: Any = getattr(transformers, heads()[kind])
+    network: nn.Module = network_class(small_config(network_class.config_class, kind))
     return network.eval()
 
 
@@ -210,7 +219,7 @@ def inputs(kind: str, network: nn.Module) -> dict[str, torch.Tensor]:
         shape = (2, bins, length) if "whisper" in kind else (2, length, bins)
         made["input_features"] = torch.randn(shape)
     if "input_values" in wanted:
-        if hasattr(config, "num_mel_bins"):
+        if hasattr(config, "num_mel_bins") and hasattr(config, "max_length"):
             made["input_values"] = torch.randn(2, config.max_length, config.num_mel_bins)
         else:
             made["input_values"] = torch.randn(2, WAVE)
@@ -227,7 +236,7 @@ def _ids(config: Any, length: int = IDS) -> torch.Tensor:
 
 
 def _pixels(kind: str, config: Any) -> torch.Tensor:
-    vision = getattr(config, "vision_config", config)
+    vision = getattr(config, "vision_config", getattr(config, "image_config", config))
     side = getattr(vision, "image_size", None) or 64
     height, width = side if isinstance(side, list | tuple) else (side, side)
     channels = getattr(vision, "num_channels", 3)

@@ -86,6 +86,18 @@ def torchvision_names() -> list[str]:
     return list(list_models())
 
 
+def family_of(name: str) -> str:
+    """The module of the library that LIBRARY/NAME comes from."""
+    library, _, inner = name.partition("/")
+    if library == "timm":
+        from timm.models import model_entrypoint
+
+        return str(model_entrypoint(inner).__module__)
+    from torchvision.models import get_model_builder
+
+    return str(get_model_builder(inner).__module__)
+
+
 def build_torchvision(name: str) -> nn.Module:
     """A network without weights, its backbone without weights too."""
     from torchvision import models

@@ -17,9 +17,10 @@ import multiprocessing
 import os
 import re
 import resource
-import sys
+import signal
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -32,7 +33,8 @@ from network_table import document
 DOCUMENT = Path(__file__).parents[1] / "docs" / "networks.md"
 SEED = 16
 TIMM, TRANSFORMERS = 120, 100  # networks
-MEMORY, SECONDS = 8 << 30, 120
+MEMORY, CPU_SECONDS = 8 << 30, 120
+WALL_SECONDS = 5 * CPU_SECONDS  # on a busy machine
 META_ONLY = 300e6  # parameters from which on values aren't held
 IN_FLOAT32 = 50e6  # from which on two states in float64 would take too much memory and time
 LARGEST_TYPE = 30e6  # of a small config; more means that it was not made small
@@ -74,7 +76,7 @@ def read_results(path: Path) -> list[dict[str, Any]]:
 
 
 def choice(kept: Path) -> list[str]:
-    """LIBRARY/NAME of every network, libraries in turn, the smallest first.
+    """LIBRARY/NAME of every network, the fast ones and one of each family first.
 
     Args:
         kept: Where the choice is kept, since it takes minutes to count parameters.
@@ -92,19 +94,28 @@ def choice(kept: Path) -> list[str]:
     drawn = network_libraries.chosen_members(
         network_libraries.timm_families(), TIMM, SEED, lambda name: counted(f"timm/{name}")
     )
+    listed = network_libraries.torchvision_names()
     by_library = [
-        sorted((f"timm/{name}" for name in drawn), key=counted),
-        sorted((f"torchvision/{n}" for n in network_libraries.torchvision_names()), key=counted),
-        [
-            f"transformers/{kind}"
-            for kind in network_configs.chosen_types(TRANSFORMERS, SEED, network_configs.heads())
-        ],
+        _one_of_each_first(sorted((f"timm/{n}" for n in drawn), key=counted)),
+        _one_of_each_first(sorted((f"torchvision/{n}" for n in listed), key=counted)),
     ]
     # By the place in its own library: whatever is there when the run is stopped has some of each.
     places = [(at / len(names), name) for names in by_library for at, name in enumerate(names)]
-    names = [name for _, name in sorted(places)]
+    types = network_configs.chosen_types(TRANSFORMERS, SEED, network_configs.heads())
+    names = [*(f"transformers/{kind}" for kind in types), *(name for _, name in sorted(places))]
     kept.write_text(json.dumps(names), encoding="utf-8")
     return names
+
+
+def _one_of_each_first(names: Sequence[str]) -> list[str]:
+    """In the order given, but first ones of their families before second ones."""
+    seen: Counter[str] = Counter()
+    ranked = []
+    for at, name in enumerate(names):
+        family = network_libraries.family_of(name)
+        ranked.append((seen[family], at, name))
+        seen[family] += 1
+    return [name for *_, name in sorted(ranked)]
 
 
 def parameters_of(name: str) -> float:
@@ -136,20 +147,21 @@ def in_process(name: str, work: Callable[[str, Say], None] | None = None) -> dic
     process = context.Process(target=_child, args=(name, theirs, work or measure))
     process.start()
     theirs.close()
-    result: dict[str, Any] = {"name": name, "status": "not built", "reason": "the process died"}
-    end = time.monotonic() + SECONDS
+    result: dict[str, Any] = {"name": name, "status": "not built", "reason": ""}
+    end = time.monotonic() + WALL_SECONDS
     while ours.poll(max(0.0, end - time.monotonic())):
         try:
             result |= ours.recv()
         except EOFError:
             break
-    if process.is_alive():
-        process.join(max(0.1, end - time.monotonic()))
-    if process.is_alive():
+    process.join(max(0.1, end - time.monotonic()))
+    late = process.is_alive()
+    if late:
         process.kill()
         process.join()
-        if "status" in result and result["reason"] == "the process died":
-            result["reason"] = f"more than {SECONDS} s"
+    if (late or process.exitcode) and not result["reason"]:
+        late = late or process.exitcode == -signal.SIGXCPU
+        result["reason"] = f"more than {CPU_SECONDS} s" if late else "the process died"
     return result
 
 
@@ -158,14 +170,18 @@ def _child(name: str, pipe: Any, work: Callable[[str, Say], None]) -> None:
     taken = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     limit = MEMORY + taken * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 5))
     warnings.simplefilter("ignore")
 
     def say(**facts: Any) -> None:
         pipe.send(facts)
 
-    with Path(os.devnull).open("w", encoding="utf-8") as nothing:
-        with redirect_stdout(nothing), redirect_stderr(nothing):
-            work(name, say)
+    with (
+        Path(os.devnull).open("w", encoding="utf-8") as nothing,
+        redirect_stdout(nothing),
+        redirect_stderr(nothing),
+    ):
+        work(name, say)
     pipe.close()
 
 
