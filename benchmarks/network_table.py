@@ -31,7 +31,8 @@ def document(results: Iterable[Result]) -> str:
     """The page: a summary, a row for every network, every failure with its reason."""
     ordered = sorted(results, key=lambda r: (LIBRARIES.index(_library(r)), r["name"]))
     parts = [HEAD, "## Summary\n", _summary(ordered), "## Networks\n", _networks(ordered)]
-    parts += ["## Failures\n", _failures(ordered)]
+    parts += ["## Failures\n", _failures(ordered), "## Operators without a rule\n"]
+    parts.append(_operators(ordered))
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -119,6 +120,19 @@ def _failures(results: Sequence[Result]) -> str:
         if reasons:
             parts.append(f"### {title}\n\n" + "\n".join(map(_group, reasons.items())) + "\n")
     return "\n".join(parts) or "None.\n"
+
+
+def _operators(results: Sequence[Result]) -> str:
+    """What the trace warned of: each operator once, with the networks that it pins units in."""
+    places: dict[str, list[str]] = {}
+    for result in results:
+        operators = {w.partition(";")[0] for w in result.get("warnings", ())}
+        for operator in sorted(operators):
+            places.setdefault(operator, []).append(result["name"])
+    said = (
+        "What they read and write stays in place; everything around them is aligned all the same."
+    )
+    return f"{said}\n\n" + "\n".join(map(_group, sorted(places.items()))) + "\n"
 
 
 def _kind(result: Result) -> str:

@@ -17,7 +17,15 @@ from otfuse_cli.graph.spec.from_shapes import layer_graph
 FAMILIES = {f"family{n}": [f"net{n}_{size}" for size in (40, 10, 30)] for n in range(9)}
 TRACED = {"status": "traced", "reason": "", "cpu": 1.5, "peak": 2**29, "spaces": 3}
 RESULTS = [
-    {"name": "timm/a", **TRACED, "touched": 0.5, "twin": "kept", "error": 1e-15, "allowed": 1e-10},
+    {
+        "name": "timm/a",
+        **TRACED,
+        "touched": 0.5,
+        "twin": "kept",
+        "error": 1e-15,
+        "allowed": 1e-10,
+        "warnings": ["no rule: fft; stays (a.py:1)", "no rule: fft; stays (a.py:2)"],
+    },
     {
         "name": "timm/b",
         **TRACED,
@@ -97,6 +105,7 @@ def test_the_page_counts_what_ran_and_groups_failures_by_reason(benchmark):
     assert rows["| timm/b"].split(" | ")[6:9] == ["not kept", "2.5e-01", "1e-10"]
     assert "- timm/c, timm/d: ``an `if` on a tensor``\n" in page
     assert "- timm/b: `s1 (fc.weight:0): 2.5e-01`\n" in page
+    assert page.endswith("- timm/a: `no rule: fft`\n")
     assert page.index("a wrong graph") < page.index("### Not traced") < page.index("### Not run")
 
 
