@@ -130,7 +130,7 @@ def _operators(results: Sequence[Result]) -> str:
         for operator in sorted(operators):
             places.setdefault(operator, []).append(result["name"])
     said = (
-        "What they read and write stays in place; everything around them is aligned all the same."
+        "What they read and write stays in place; all around them is aligned all the same."
     )
     return f"{said}\n\n" + "\n".join(map(_group, sorted(places.items()))) + "\n"
 
