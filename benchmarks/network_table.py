@@ -20,10 +20,12 @@ traced ([architecture](architecture.md)). Those of transformers are default conf
 The *twin* is the network with all of its free units permuted at random, on weights and statistics
 drawn anew; it has to compute the same outputs ([proof](methods/proof.md)). *Touched* is the share
 of parameters in tensors with free units. *Error* is the largest change of an output relative to the
-largest output, *allowed* what rounding may make of it. CPU seconds and the peak of the process's
+largest output, *allowed* what rounding may make of it; a network whose outputs aren't finite in
+float64 is run in float32, which `otfuse check` doesn't do. CPU seconds and the peak of the process's
 memory are of the trace; imports are in the memory (0.3 GiB), not in the time. More than 8 GiB or
 120 CPU seconds in all count as a failure. What could not be built, or not be run on the inputs made
-up here, says nothing about the graph and is counted apart.
+up here, says nothing about the graph and is counted apart. A run that was stopped has measured the
+small networks and one of each family first: the table holds what there was.
 """
 
 
@@ -129,9 +131,7 @@ def _operators(results: Sequence[Result]) -> str:
         operators = {w.partition(";")[0] for w in result.get("warnings", ())}
         for operator in sorted(operators):
             places.setdefault(operator, []).append(result["name"])
-    said = (
-        "What they read and write stays in place; all around them is aligned all the same."
-    )
+    said = "What they read and write stays in place; all around them is aligned all the same."
     return f"{said}\n\n" + "\n".join(map(_group, sorted(places.items()))) + "\n"
 
 
