@@ -120,6 +120,7 @@ NODE = field(1, b"input") + field(2, b"Placeholder")
 GRAPH = field(1, field(1, b"x") + field(4, b"Gemm"))
 XML = b'<?xml version="1.0" ?>\n<net name="torch_jit" version="11"><layers/></net>'
 ONNX = field(1, 8) + field(2, b"pytorch") + field(7, GRAPH) + field(8, field(2, 17))
+FLAX_ARRAY = b"\x81\xa6kernel\xc7\x09\x01\x93\x91\x02\xa7float32"
 FLAX = b"\x81\xa6params\x81\xa6kernel\xc7\x09\x01\x93\x91\x02\xa7float32"
 
 # Name, how it is made, what it is called, and a word of what to do.
@@ -195,6 +196,7 @@ CASES: list[tuple[str, Build, str, str]] = [
     ("m.tflite", raw(b"\x1c\0\0\0TFL3" + bytes(60)), "a TensorFlow Lite model", "made from"),
     ("orbax", folder("_METADATA", "_sharding", "manifest.ocdbt", "d/"), "orbax", "orbax"),
     ("flax_model.msgpack", raw(FLAX), "flax", "msgpack_restore"),
+    ("kernel.msgpack", raw(FLAX_ARRAY), "flax", "msgpack_restore"),
     ("hub", folder("config.json", "flax_model.msgpack"), "flax", "msgpack_restore"),
     ("m.pdparams", pickled(PADDLE), "PaddlePaddle", "copy the arrays"),
     ("m2.pdparams", pickled(PADDLE, 2), "PaddlePaddle", "copy the arrays"),

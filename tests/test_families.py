@@ -88,8 +88,12 @@ def test_a_family_is_what_its_module_computes(name: str) -> None:
         assert found.warnings == ()
 
 
+# Proven by what transformers loads (`test_hf_folders.py`): its module has other tensors.
+ELSEWHERE = {"mixtral"}
+
+
 def test_every_family_has_a_proof() -> None:
-    assert families().keys() == {case.family for case in CASES.values()} - {"mlp"}
+    assert families().keys() == {case.family for case in CASES.values()} - {"mlp"} | ELSEWHERE
 
 
 QKV = "h{i} * q{i}@h{i} + h{i} * q{i} + h{i} * v{i}@h{i}"

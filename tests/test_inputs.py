@@ -6,9 +6,11 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import save_file
 
 from nets import ResNet, randomise, state
+from otfuse_cli.running import inputs
 
 
 def digits(count=40, width=64, **changes):
@@ -104,3 +106,9 @@ def test_force_goes_on_with_few_inputs(cli, demo_pair):
         assert run.code == 0, run.err
         assert len(json.loads(run.out)["report"]["refits"]) == refits
     assert out.exists()
+
+
+def test_a_number_is_no_batch():
+    assert inputs._is_batch(torch.ones(3))
+    assert not inputs._is_batch(torch.tensor(0.5))
+    assert not inputs._is_batch(3)

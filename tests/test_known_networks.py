@@ -115,6 +115,12 @@ def test_the_class_axis_is_the_users(classes, arch):
     assert known.classes == (classes or None)
 
 
+def test_an_output_layer_where_the_library_builds_none():
+    assert read_index().heads[known_networks._HEADLESS].tensors == ()
+    shapes = shapes_of(timm_net("eva02_tiny_patch14_224", num_classes=10))
+    assert recognise(shapes).arch == "timm:eva02_tiny_patch14_224,num_classes=10"
+
+
 def test_names_that_a_script_wrapped_are_known():
     shapes = shapes_of(timm_net("test_resnet"))
     for prefix in ("module.", "model.backbone."):

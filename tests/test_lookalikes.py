@@ -77,7 +77,8 @@ def test_what_no_file_shows_is_declared(name: str) -> None:
 
 
 def test_every_family_is_disguised() -> None:
-    assert {CASES[name].family for name in PLACES} == families().keys() | {"mlp"}
+    shown = families().keys() - {"mixtral"}  # whose disguises are Llama's
+    assert {CASES[name].family for name in PLACES} == shown | {"mlp"}
 
 
 # Networks that are met

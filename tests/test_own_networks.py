@@ -15,6 +15,7 @@ from otfuse_cli.checkpoint.open import open_checkpoint
 from otfuse_cli.errors import IncompatibleModels, OtfuseError, SolveFailed, UsageError
 from otfuse_cli.graph.axes import axis_units
 from otfuse_cli.graph.model import Role
+from otfuse_cli.running.arch_value import takes_shapes
 from otfuse_cli.running.relabel import draw_maps, relabel, relabel_state
 from otfuse_cli.session.find_architecture import find_architecture
 from own_nets import NETS
@@ -367,3 +368,19 @@ def test_checkpoints_of_other_tensors_are_still_told_apart_by_name(tmp_path):
             more.states[0], case.states[1], arch={0: more.arch("wide"), 1: case.arch("narrow")}
         )
     assert raised.value.exit_code == 4
+
+
+@pytest.mark.parametrize(
+    ("factory", "takes"),
+    [
+        (lambda: None, False),
+        (lambda width=8: None, False),
+        (lambda shapes=None: None, True),
+        (lambda anything: None, True),
+        (lambda anything, width=8: None, True),
+        (lambda one, two: None, False),
+        (lambda *many: None, False),
+    ],
+)
+def test_a_factory_is_given_shapes_where_it_needs_one_argument(factory, takes):
+    assert takes_shapes(factory) is takes

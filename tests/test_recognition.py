@@ -11,6 +11,7 @@ from torch import nn
 import nets
 from otfuse_cli.checkpoint.open import open_checkpoint
 from otfuse_cli.errors import IncompatibleModels
+from otfuse_cli.graph.spec import chain
 from otfuse_cli.graph.spec.from_shapes import families, layer_graph
 from otfuse_cli.graph.spec.stored_shapes import StoredShapes
 from otfuse_cli.running.mlp import mlp_network
@@ -378,3 +379,11 @@ def test_what_contradicts_a_family_is_named(kind: str) -> None:
         layer_graph("auto", shapes, config={"num_attention_heads": 2, "n_head": 2})
     for word in (f"family {family}", *words):
         assert word in str(caught.value)
+
+
+NAMES = {"a_b": "a_b", "a-b.c": "a_b.c", "_x": "_x", "0.c": "layer_0.c", "in": "layer_in"}
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_a_module_gives_its_space_a_name_that_specs_take(module):
+    assert chain._space(module) == NAMES[module]

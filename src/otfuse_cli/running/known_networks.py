@@ -17,6 +17,8 @@ from importlib import resources
 from ..graph.model import Shapes
 
 _BITS = 48
+# Where the index has networks without an output layer: it is sorted by the names of tensors.
+_HEADLESS = 0
 # Counters, which old files lack.
 _IGNORED = "num_batches_tracked"
 # What training scripts put before every name.
@@ -98,7 +100,11 @@ def _look_up(index: Index, shapes: Shapes) -> Known | None:
         if not all(name in shapes for name in head.tensors):
             continue
         taken = sum(tensor_hash(name, tuple(shapes[name])) for name in head.tensors)
-        names = index.networks.get(((whole - taken) % (1 << _BITS), at))
+        rest = (whole - taken) % (1 << _BITS)
+        # Of what the library builds without an output layer, timm adds one where classes are named.
+        names = index.networks.get((rest, at)) or index.networks.get((rest, _HEADLESS))
+        if names is not None and at != _HEADLESS and (rest, at) not in index.networks:
+            return Known(names, shapes[head.tensors[0]][0], 0)
         if names is not None:
             classes = shapes[head.tensors[0]][0] if head.tensors else head.classes
             return Known(names, classes, head.classes)
