@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 import libraries  # noqa: E402
-from otfuse_cli.running.known_networks import signature, tensor_hash  # noqa: E402
+from otfuse_cli.running.known_networks import signature_of, tensor_hash  # noqa: E402
 
 INDEX = ROOT / "src" / "otfuse_cli" / "running" / "known_networks.tsv"
 OTHER_CLASSES = 7
@@ -48,7 +48,7 @@ def build(name: str, device: str, **more: Any) -> nn.Module:
         import torchvision
 
         maker = torchvision.models.get_model_builder(model)
-        taken = inspect.signature(maker).parameters
+        taken = inspect.signature_of(maker).parameters
         more |= {key: None for key in ("weights", "weights_backbone") if key in taken}
         return torchvision.models.get_model(model, **more).eval()
 
@@ -91,7 +91,7 @@ def facts(name: str) -> dict[str, Any]:
     taken = sum(tensor_hash(key, shapes[key]) for key in head)
     return {
         "name": name,
-        "signature": (signature(shapes) - taken) % MODULUS,
+        "signature": (signature_of(shapes) - taken) % MODULUS,
         "head": head,
         "classes": shapes[head[0]][0] if head else 0,
         "size": sum(tensor.numel() for tensor in module.state_dict().values()),

@@ -14,8 +14,8 @@ import libraries
 import otfuse_cli
 from otfuse_cli.errors import IncompatibleModels, UsageError
 from otfuse_cli.running import automatic, known_networks, recognition
-from otfuse_cli.running.known_networks import known_network, read_index, signature
-from otfuse_cli.running.recognition import recognise
+from otfuse_cli.running.known_networks import known_network, read_index, signature_of
+from otfuse_cli.running.recognition import library_network
 
 
 def shapes_of(module):
@@ -94,10 +94,10 @@ def test_every_entry_has_a_name_and_a_head():
 
 def test_a_signature_is_of_names_and_shapes_whatever_their_order():
     shapes = {"a.weight": (3, 2), "b.bias": (3,)}
-    assert signature(shapes) == signature(dict(reversed(shapes.items())))
-    assert signature(shapes) != signature({"a.weight": (2, 3), "b.bias": (3,)})
-    assert signature(shapes) != signature({"a.bias": (3,), "b.weight": (3, 2)})
-    assert signature(shapes) == signature({**shapes, "bn.num_batches_tracked": ()})
+    assert signature_of(shapes) == signature_of(dict(reversed(shapes.items())))
+    assert signature_of(shapes) != signature_of({"a.weight": (2, 3), "b.bias": (3,)})
+    assert signature_of(shapes) != signature_of({"a.bias": (3,), "b.weight": (3, 2)})
+    assert signature_of(shapes) == signature_of({**shapes, "bn.num_batches_tracked": ()})
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_signature_is_of_names_and_shapes_whatever_their_order():
     ],
 )
 def test_the_class_axis_is_the_users(classes, arch):
-    known = recognise(shapes_of(timm_net("test_resnet", num_classes=classes)))
+    known = library_network(shapes_of(timm_net("test_resnet", num_classes=classes)))
     assert known.arch == arch
     assert known.library == "timm"
     assert known.classes == (classes or None)
@@ -118,31 +118,31 @@ def test_the_class_axis_is_the_users(classes, arch):
 def test_an_output_layer_where_the_library_builds_none():
     assert read_index().heads[known_networks._HEADLESS].tensors == ()
     shapes = shapes_of(timm_net("eva02_tiny_patch14_224", num_classes=10))
-    assert recognise(shapes).arch == "timm:eva02_tiny_patch14_224,num_classes=10"
+    assert library_network(shapes).arch == "timm:eva02_tiny_patch14_224,num_classes=10"
 
 
 def test_names_that_a_script_wrapped_are_known():
     shapes = shapes_of(timm_net("test_resnet"))
     for prefix in ("module.", "model.backbone."):
         wrapped = {f"{prefix}{name}": shape for name, shape in shapes.items()}
-        assert recognise(wrapped).arch == "timm:test_resnet"
-    assert recognise({f"mine.{name}": shape for name, shape in shapes.items()}) is None
+        assert library_network(wrapped).arch == "timm:test_resnet"
+    assert library_network({f"mine.{name}": shape for name, shape in shapes.items()}) is None
 
 
 def test_another_width_is_not_known():
     shapes = shapes_of(timm_net("test_resnet"))
     name = next(iter(shapes))
-    assert recognise({**shapes, name: (shapes[name][0] + 1, *shapes[name][1:])}) is None
-    assert recognise({}) is None
+    assert library_network({**shapes, name: (shapes[name][0] + 1, *shapes[name][1:])}) is None
+    assert library_network({}) is None
 
 
 def test_a_library_that_is_installed_is_preferred(without):
     shapes = shapes_of(libraries.torchvision_models().resnet18())
-    assert recognise(shapes).arch == "torchvision:resnet18"
+    assert library_network(shapes).arch == "torchvision:resnet18"
     without("torchvision")
-    assert recognise(shapes).arch == "timm:resnet18"
+    assert library_network(shapes).arch == "timm:resnet18"
     without("torchvision", "timm")
-    known = recognise(shapes)
+    known = library_network(shapes)
     assert not known.installed
     assert known.hint == (
         "this is resnet18 of torchvision: pip install torchvision, and it will be traced and proven"
@@ -159,10 +159,10 @@ def test_a_library_that_is_installed_is_preferred(without):
     ],
 )
 def test_a_config_decides(tmp_path, config, arch, library):
-    known = recognise({"w": (2, 2)}, config, tmp_path)
+    known = library_network({"w": (2, 2)}, config, tmp_path)
     assert known.arch == arch.replace(":F", f":{tmp_path}")
     assert known.library == library
-    assert recognise({"w": (2, 2)}, {"hidden_size": 3}, tmp_path) is None
+    assert library_network({"w": (2, 2)}, {"hidden_size": 3}, tmp_path) is None
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_efficientnet"])
@@ -215,7 +215,7 @@ def test_a_library_that_can_t_be_imported_is_named(monkeypatch, tmp_path):
 
 
 def test_a_plain_average_needs_no_library(without, monkeypatch):
-    monkeypatch.setattr(automatic, "recognise", lambda *_: pytest.fail("it was looked for"))
+    monkeypatch.setattr(automatic, "library_network", lambda *_: pytest.fail("it was looked for"))
     model = timm_net("test_efficientnet")
     otfuse_cli.merge(model, model, align="none")
 
@@ -236,7 +236,7 @@ def test_rivals_with_one_graph_are_told_and_others_refused(monkeypatch):
 def test_a_pruned_network_is_traced_as_the_one_that_it_came_from(tmp_path):
     model = timm_net("test_resnet")
     small, _ = otfuse_cli.prune(model, amount=0.25)
-    assert recognise({name: tuple(t.shape) for name, t in small.items()}) is None
+    assert library_network({name: tuple(t.shape) for name, t in small.items()}) is None
     fused, report = otfuse_cli.merge(model, small, matcher="sweep")
     assert report.graph.source.startswith("traced timm:test_resnet")
     assert {n: t.shape for n, t in fused.items()} == {n: t.shape for n, t in small.items()}

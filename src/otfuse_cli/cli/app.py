@@ -29,7 +29,7 @@ from . import render
 from .help import Group
 from .render import Display, Outcome
 from .run_verb import Request, Verb, foreseen, show_outcome
-from .verbs import Commands, Entry
+from .verbs import Commands, VerbEntry
 
 if TYPE_CHECKING:
     from ..report.records import Report
@@ -44,7 +44,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
 )
 
-_ENTRIES: dict[str, Entry] = {}
+_ENTRIES: dict[str, VerbEntry] = {}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,7 +74,7 @@ def _command(
     """Register a function of a request as a command that takes the request's fields as options."""
 
     def register(verb: Verb[Request]) -> Verb[Request]:
-        _ENTRIES[name] = Entry(name, verb, request_type, examples, **more)
+        _ENTRIES[name] = VerbEntry(name, verb, request_type, examples, **more)
         return verb
 
     return register

@@ -16,7 +16,7 @@ from .run_verb import Verb, run_verb
 
 
 @dataclass(frozen=True)
-class Entry:
+class VerbEntry:
     """A verb, and how it stands on the command line.
 
     Attributes:
@@ -72,7 +72,7 @@ class Entry:
 class Commands(Mapping[str, Any]):
     """Commands by name, as Typer wants them."""
 
-    def __init__(self, entries: Mapping[str, Entry]) -> None:
+    def __init__(self, entries: Mapping[str, VerbEntry]) -> None:
         self.entries = entries
         self._built: dict[str, Command] = {}
 

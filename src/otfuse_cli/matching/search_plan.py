@@ -20,7 +20,7 @@ USUAL_PASSES, FEW_PASSES = 6, 3
 
 
 @dataclass(frozen=True)
-class Step:
+class PlannedSearch:
     """A search, with descent after it.
 
     Attributes:
@@ -51,15 +51,18 @@ def takes_few_passes(spent: float, usual: float, recipe: Recipe) -> bool:
     return recipe.solver != "exact" or spent + usual > recipe.effort
 
 
-def further_steps(work: Similarity, spaces: Sequence[str], recipe: Recipe) -> tuple[Step, ...]:
+def further_steps(
+    work: Similarity, spaces: Sequence[str], recipe: Recipe
+) -> tuple[PlannedSearch, ...]:
     """What comes after the first descent, as far as the effort goes."""
     usual = usual_flop(work, spaces)
     steps = [
-        Step(m.name, m.label, m.planned_flop(work, spaces) + usual, matcher=m) for m in FURTHER
+        PlannedSearch(m.name, m.label, m.planned_flop(work, spaces) + usual, matcher=m)
+        for m in FURTHER
     ]
     if no_permutations(work.source, work.anchor, recipe) is None:
-        steps.append(Step("identity + descent", "identity + descent", usual))
+        steps.append(PlannedSearch("identity + descent", "identity + descent", usual))
     for order in range(1, 1 if recipe.solver != "exact" else ORDERS):
         name = f"descent, order {order}"
-        steps.append(Step(name, f"sweep + {name}", usual, order=order))
+        steps.append(PlannedSearch(name, f"sweep + {name}", usual, order=order))
     return tuple(steps)

@@ -13,7 +13,7 @@ from ..graph.spec.from_shapes import graphs_differ
 from .arch_value import Arch
 from .architecture import Architecture, architecture
 from .checkpoint_names import Aliases
-from .recognition import Recognised, recognise
+from .recognition import Recognised, library_network
 
 # What a library, or building and tracing a network of it, may fail with.
 _FAILURES = (IncompatibleModels, UnreadableInput, UsageError)
@@ -36,7 +36,7 @@ def automatic(
     Raises:
         OtfuseError: Neither a library that is installed nor names and shapes tell it.
     """
-    known = recognise(shapes, config, folder)
+    known = library_network(shapes, config, folder)
     failed: OtfuseError | None = None
     if known is not None and known.installed:
         try:
@@ -85,7 +85,7 @@ def library_arch(
     """What `auto` stands for, where a library that is installed has the network."""
     if arch != "auto":
         return arch
-    known = recognise(shapes, config, folder)
+    known = library_network(shapes, config, folder)
     return known.arch if known is not None and known.installed else arch
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import UnreadableInput, UsageError
 from ..graph.trace.export_settings import eval_mode, no_fast_path
-from ..graph.trace.outputs import pick_outputs
+from ..graph.trace.network_outputs import pick_outputs
 from .factory import Network
 from .inputs import (
     Slot,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..errors import IncompatibleModels
 from ..graph.trace.export_settings import eval_mode, no_fast_path
 from ..graph.trace.from_module import without_cache
-from ..graph.trace.outputs import pick_outputs
+from ..graph.trace.network_outputs import pick_outputs
 from .exported_file import load_program
 from .factory import Network
 from .inputs import is_program, slots, static_batch

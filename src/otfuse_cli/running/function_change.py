@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..graph.model import LayerGraph
 from ..graph.trace.export_settings import eval_mode, no_fast_path
 from ..graph.trace.from_module import without_cache
-from ..graph.trace.outputs import pick_outputs
+from ..graph.trace.network_outputs import pick_outputs
 from .once import run_once
 from .precision import FLOAT32, Precision, as_dtype, in_double
 from .relabel import Maps, axis_index

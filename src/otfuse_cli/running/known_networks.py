@@ -75,7 +75,7 @@ def tensor_hash(name: str, shape: tuple[int, ...]) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=_BITS // 8).digest(), "big")
 
 
-def signature(shapes: Shapes) -> int:
+def signature_of(shapes: Shapes) -> int:
     """Names and shapes as one number, whatever their order."""
     return sum(tensor_hash(name, tuple(shape)) for name, shape in shapes.items()) % (1 << _BITS)
 
@@ -95,7 +95,7 @@ def known_network(shapes: Shapes) -> Known | None:
 
 
 def _look_up(index: Index, shapes: Shapes) -> Known | None:
-    whole = signature(shapes)
+    whole = signature_of(shapes)
     for at, head in enumerate(index.heads):
         if not all(name in shapes for name in head.tensors):
             continue

@@ -54,7 +54,7 @@ class Recognised:
         )
 
 
-def recognise(
+def library_network(
     shapes: Shapes, config: Mapping[str, Any] | None = None, folder: Path | None = None
 ) -> Recognised | None:
     """The network of a library that a checkpoint is of; None where nothing says so.

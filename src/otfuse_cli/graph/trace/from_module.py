@@ -20,8 +20,8 @@ from ...errors import IncompatibleModels
 from ..model import LayerGraph
 from .emit import emit
 from .export_settings import eval_mode, no_fast_path, own_output, quiet
+from .network_outputs import checked_outputs, may_be_held, output_names, with_outputs_told
 from .nodes import operator_name
-from .outputs import checked_outputs, may_be_held, output_names, with_outputs_told
 from .packed import packed_sequences
 from .propagate import propagate
 from .rules import RULES

@@ -17,7 +17,7 @@ from ..axes import Axis, Unit, rename_units
 from ..model import LayerGraph
 from .emit import label_values
 from .from_module import functional
-from .outputs import checked_outputs
+from .network_outputs import checked_outputs
 from .propagate import first_names, propagate
 
 if TYPE_CHECKING:

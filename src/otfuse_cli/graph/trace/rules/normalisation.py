@@ -29,7 +29,7 @@ def _parameters(call: Call, labels: Labels, *, running: bool = False) -> dict[st
     "batch_norm", "_native_batch_norm_legit_no_training", "native_batch_norm", "cudnn_batch_norm",
     "_batch_norm_no_update", "miopen_batch_norm", "_native_batch_norm_legit",
 )  # fmt: skip
-def batch_norm(call: Call) -> object:
+def batch_norm_rule(call: Call) -> object:
     """Per channel, with running statistics, or with those of what is normed."""
     value = call.value("input")
     if call.flag("training") or call.flag("train"):
