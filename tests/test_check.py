@@ -175,7 +175,7 @@ def test_merge_refuses_maps_that_change_the_function(factory, two, monkeypatch):
     """A graph that lies about one axis is caught before anything is written."""
     from dataclasses import replace
 
-    import otfuse_cli.session.parents as parents
+    import otfuse_cli.session.find_architecture as finding
     from otfuse_cli.graph.model import Fixed, Role, TensorAxis
 
     def lying(*args, **kwargs):
@@ -185,7 +185,7 @@ def test_merge_refuses_maps_that_change_the_function(factory, two, monkeypatch):
         tensors = {**known.graph.tensors, "norm.weight": replace(honest, axes=(axis,))}
         return replace(known, graph=replace(known.graph, tensors=tensors))
 
-    monkeypatch.setattr(parents, "architecture", lying)
+    monkeypatch.setattr(finding, "architecture", lying)
     original = torch.load(two, weights_only=True)
     other = state(randomise(TwoBranches(), 5))
     with pytest.raises(SolveFailed, match="computes something else"):
