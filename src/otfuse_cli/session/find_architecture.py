@@ -10,7 +10,6 @@ from typing import Any
 from ..checkpoint.config import config_folder, read_config
 from ..checkpoint.open import Checkpoint
 from ..errors import IncompatibleModels, OtfuseError
-from ..graph.axes import axis_units
 from ..graph.plain import plain_graph
 from ..graph.spec.adapters import refuse_adapter
 from ..graph.spec.stored_shapes import StoredShapes
@@ -59,22 +58,27 @@ def find_architecture(
             raise
         refuse_adapter(shapes_of(checkpoint), checkpoint.label)  # factors have no average
         return Architecture(plain_graph(shapes_of(checkpoint), checkpoint.aliases))
-    return found if found.network is None else _with_complex_pinned(found, checkpoint)
+    return _comparable(found, checkpoint)
 
 
-def _with_complex_pinned(found: Architecture, checkpoint: Checkpoint) -> Architecture:
-    """Units of complex tensors stay in place: no cost is defined for them."""
-    graph = found.graph
-    held: set[str] = set()
-    for name, tensor in graph.tensors.items():
-        if checkpoint.infos[name].dtype.is_complex:
-            for axis in tensor.axes:
-                held.update(axis_units(axis.expr))
-    spaces = {
-        id: replace(space, pinned="complex") if id in held and space.pinned is None else space
-        for id, space in graph.spaces.items()
-    }
-    return replace(found, graph=replace(graph, spaces=spaces)) if held else found
+def library_arch_of(checkpoint: Checkpoint, arch: Arch) -> Arch:
+    """What `auto` stands for, where a library that is installed has the checkpoint's network."""
+    path = checkpoint.path
+    return library_arch(arch, shapes_of(checkpoint), read_config(path), config_folder(path))
+
+
+def _comparable(found: Architecture, checkpoint: Checkpoint) -> Architecture:
+    """Units without a cost stay in place: of complex tensors, and of whole numbers alone."""
+    if found.network is None:
+        return found
+    spaces = dict(found.graph.spaces)
+    for space in found.graph.free():
+        dtypes = {checkpoint.infos[name].dtype for name, _ in found.graph.members[space.id]}
+        if any(dtype.is_complex for dtype in dtypes):
+            spaces[space.id] = replace(space, pinned="complex")
+        elif not any(dtype.is_floating_point for dtype in dtypes):
+            spaces[space.id] = replace(space, pinned="whole numbers")
+    return replace(found, graph=replace(found.graph, spaces=spaces))
 
 
 def find_architectures(
@@ -110,7 +114,8 @@ def find_architectures(
             return network_of
         from ..running.runnable import at_widths
 
-        return at_widths(network_of, shapes_of(checkpoints[at]), checkpoints[at].label)
+        traced = at_widths(network_of, shapes_of(checkpoints[at]), checkpoints[at].label)
+        return _comparable(traced, checkpoints[at])  # where it was traced anew
 
     of_anchor = find(anchor_index)
     return of_anchor, own_architectures(of_anchor, checkpoints, anchor_index, arches, find)
@@ -118,18 +123,12 @@ def find_architectures(
 
 def _lent(
     checkpoints: Sequence[Checkpoint], anchor_index: int, arches: Sequence[Arch]
-) -> str | None:
+) -> Arch | None:
     """The library's network that another checkpoint is of, where the anchor has other widths."""
     if any(arch != "auto" for arch in arches):
         return None
 
-    def known(at: int) -> str | None:
-        path = checkpoints[at].path
-        said = library_arch(
-            "auto", shapes_of(checkpoints[at]), read_config(path), config_folder(path)
-        )
-        return said if isinstance(said, str) and said != "auto" else None
-
-    if known(anchor_index) is not None:
+    said = [library_arch_of(checkpoint, "auto") for checkpoint in checkpoints]
+    if said[anchor_index] != "auto":
         return None  # found for itself
-    return next(filter(None, map(known, range(len(checkpoints)))), None)
+    return next((one for one in said if one != "auto"), None)

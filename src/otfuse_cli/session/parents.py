@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..checkpoint.config import config_folder, read_config
+from ..checkpoint.config import read_config
 from ..checkpoint.open import Checkpoint, open_checkpoint
 from ..checkpoint.untied import Split, Untied
 from ..errors import IncompatibleModels, UsageError, few
@@ -22,10 +22,9 @@ from ..requests.indexed_option import per_index
 from ..requests.option_groups import Key, Source
 from ..requests.recipe import Recipe
 from ..running.architecture import Architecture, output_ties
-from ..running.automatic import library_arch
 from ..runtime import Runtime
 from .architectures import arch_of_each
-from .find_architecture import find_architectures, shapes_of
+from .find_architecture import find_architectures, library_arch_of, shapes_of
 from .naming import named_alike
 from .reconcile import reconcile
 from .tied_tensors import OneTensor, tie
@@ -154,7 +153,7 @@ def assemble(
         anchor = checkpoints[anchor_index]
         config, shapes = read_config(anchor.path), shapes_of(anchor)
         splits = output_ties(
-            library_arch(named, shapes, config, config_folder(anchor.path)),
+            library_arch_of(anchor, named),
             shapes,
             aliases=anchor.aliases,
             config=config,

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..checkpoint.config import config_folder, read_config
+from ..checkpoint.config import read_config
 from ..checkpoint.open import Checkpoint
 from ..checkpoint.tied import Tied, copies, known_names, same_values
 from ..errors import OtfuseError
@@ -20,7 +20,7 @@ from ..graph.model import GraphTensor, LayerGraph
 from ..graph.spec.from_shapes import layer_graph
 from ..running.arch_value import Arch
 from ..running.architecture import module_ties
-from ..running.automatic import library_arch
+from .find_architecture import library_arch_of, shapes_of
 
 # Where names alone must tell that a tensor of one file is another one there: embeddings and output
 # layers of language models, as libraries call them.
@@ -79,10 +79,9 @@ def tie(checkpoints: Sequence[Checkpoint], anchor_index: int, arch: Arch) -> One
 
 def _said_by_network(anchor: Checkpoint, arch: Arch) -> list[tuple[str, ...]] | None:
     """What is one tensor in the network, one of a library included; None without a network."""
-    shapes = _shapes(anchor)
-    meant = library_arch(arch, shapes, read_config(anchor.path), config_folder(anchor.path))
+    meant = library_arch_of(anchor, arch)
     try:
-        return module_ties(meant, shapes, anchor.aliases)
+        return module_ties(meant, shapes_of(anchor), anchor.aliases)
     except OtfuseError:
         if meant == arch:
             raise
@@ -124,7 +123,7 @@ def _graph(anchor: Checkpoint, arch: Arch) -> LayerGraph | None:
         return None
     try:
         return layer_graph(
-            arch, _shapes(anchor), aliases=anchor.aliases, config=read_config(anchor.path)
+            arch, shapes_of(anchor), aliases=anchor.aliases, config=read_config(anchor.path)
         )
     except OtfuseError:  # told when the graph is asked for
         return None
@@ -200,7 +199,7 @@ def _contradictions(checkpoint: Checkpoint) -> Iterator[str]:
         return
     heads = [n for n in checkpoint.infos if _HEAD.fullmatch(n)]
     embeddings = [n for n in checkpoint.infos if _EMBEDDING.fullmatch(n)]
-    shapes = _shapes(checkpoint)
+    shapes = shapes_of(checkpoint)
     for head in heads:
         same = [n for n in embeddings if shapes[n] == shapes[head]]
         if same and not any(same_values(checkpoint, n, head) for n in same):
@@ -209,7 +208,3 @@ def _contradictions(checkpoint: Checkpoint) -> Iterator[str]:
                 f"their values differ: they are fused as two tensors; set {_CONFIG} to false in "
                 "the output's config.json if the stored ones are meant"
             )
-
-
-def _shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
-    return {name: info.shape for name, info in checkpoint.infos.items()}

@@ -49,19 +49,10 @@ def _read_state(program: ExportedProgram, result: Propagation) -> None:
             continue
         result.aliases[name] = []
         result.shapes[name] = tuple(tensor.shape)
-        # Indices into a table or a window are places: nothing about them is a unit.
-        reason = "places" if tensor.dim() > 0 and _holds_places(name, tensor) else None
         labels: list[Label] = []
         for axis, size in enumerate(tensor.shape):
-            labels.append(Label(atoms.Atom(size, reason), frozenset({(name, axis)})))
+            labels.append(Label(atoms.Atom(size), frozenset({(name, axis)})))
         result.state[name] = tuple(labels)
-
-
-def _holds_places(name: str, tensor: torch.Tensor) -> bool:
-    integral = (
-        not (tensor.is_floating_point() or tensor.is_complex()) and tensor.dtype != torch.bool
-    )
-    return integral and name.rpartition(".")[2].endswith(("index", "indices", "ids", "idx"))
 
 
 def checkpoint_order(names: Iterable[str]) -> list[str]:
