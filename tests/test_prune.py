@@ -248,7 +248,7 @@ def test_whole_groups_of_a_llama_go(tmp_path, by_module):
     """The rest computes what it computed with those groups and hidden units at zero."""
     net = llama()
     path = save_llama(net, tmp_path)
-    arch = f"hf:{tmp_path}" if by_module else "auto"
+    arch = f"hf:{tmp_path}" if by_module else "llama"
     pruned, report = otfuse_cli.prune(path, amount=0.5, arch=arch)
     small = llama(intermediate_size=24, num_attention_heads=4, num_key_value_heads=2)
     assert {n: t.shape for n, t in pruned.items()} == {
