@@ -10,7 +10,6 @@ one signature are then run with the same weights: those that compute the same ar
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import sys
 from collections import defaultdict
@@ -25,6 +24,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import libraries  # noqa: E402
 from otfuse_cli.running.known_networks import signature_of, tensor_hash  # noqa: E402
+from otfuse_cli.running.user_code import find_callable  # noqa: E402
 
 INDEX = ROOT / "src" / "otfuse_cli" / "running" / "known_networks.tsv"
 OTHER_CLASSES = 7
@@ -38,19 +38,11 @@ def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def build(name: str, device: str, **more: Any) -> nn.Module:
-    """A network with random weights; nothing is downloaded."""
-    library, _, model = name.partition(":")
+    """A network as `--arch NAME,option=value` builds it: random weights, nothing downloaded."""
+    options = "".join(f",{key}={value!r}" for key, value in more.items())
     with torch.device(device):
-        if library == "timm":
-            import timm
-
-            return timm.create_model(model, pretrained=False, **more).eval()
-        import torchvision
-
-        maker = torchvision.models.get_model_builder(model)
-        taken = inspect.signature_of(maker).parameters
-        more |= {key: None for key in ("weights", "weights_backbone") if key in taken}
-        return torchvision.models.get_model(model, **more).eval()
+        module: nn.Module = find_callable(f"{name}{options}")()
+    return module.eval()
 
 
 def built(name: str, **more: Any) -> nn.Module:

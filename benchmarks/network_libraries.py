@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from otfuse_cli.running.user_code import find_callable
 
 SIDES = (64, 96, 128, 160, 192, 224, 256, 299, 320, 384, 448, 512)
 CANDIDATES = 4  # members of a family of timm whose parameters are counted
@@ -100,15 +101,10 @@ def family_of(name: str) -> str:
 
 def build_torchvision(name: str) -> nn.Module:
     """A network without weights, its backbone without weights too."""
-    from torchvision import models
-
-    accepted = inspect.signature(models.get_model_builder(name)).parameters
-    options: dict[str, Any] = {"weights": None}
-    if "weights_backbone" in accepted:
-        options["weights_backbone"] = None
-    if name in ("googlenet", "inception_v3", "quantized_googlenet", "quantized_inception_v3"):
-        options["init_weights"] = False  # truncated normal draws by SciPy, which take a minute
-    network: nn.Module = models.get_model(name, **options)
+    slow = ("googlenet", "inception_v3", "quantized_googlenet", "quantized_inception_v3")
+    # Their truncated normal draws by SciPy take a minute.
+    options = ",init_weights=False" if name in slow else ""
+    network: nn.Module = find_callable(f"torchvision:{name}{options}")()
     resize = getattr(network, "transform", None)
     if resize is not None and resize.fixed_size is None:  # detectors enlarge what they are given
         resize.min_size, resize.max_size = (128,), 128
@@ -117,9 +113,7 @@ def build_torchvision(name: str) -> nn.Module:
 
 def build_timm(name: str) -> nn.Module:
     """A network without weights."""
-    import timm
-
-    network: nn.Module = timm.create_model(name, pretrained=False)
+    network: nn.Module = find_callable(f"timm:{name}")()
     return network.eval()
 
 

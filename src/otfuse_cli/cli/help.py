@@ -36,14 +36,9 @@ class Command(TyperCommand):
         sections |= {panel: [] for panel in PANELS}
         params = self.get_params(ctx)
         options = [param for param in params if param.param_type_name != "argument"]
-        common = [
-            param
-            for param in params
-            if param not in options or param.name in {"help", *self.common}
-        ]
-        rest = [param for param in options if param not in common]
+        shown = sorted(params, key=lambda param: not self._is_common(param))
         shortened = len(options) > _MANY and not ctx.meta.get(SHOW_ALL)
-        for param in common if shortened else [*common, *rest]:
+        for param in filter(self._is_common, shown) if shortened else shown:
             record = param.get_help_record(ctx)
             if record is None:
                 continue
@@ -56,6 +51,9 @@ class Command(TyperCommand):
         if shortened:
             formatter.write_paragraph()
             formatter.write_text(f"otfuse {self.name} --help-all shows all {len(options)} options.")
+
+    def _is_common(self, param: Any) -> bool:
+        return param.param_type_name == "argument" or param.name in {"help", *self.common}
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples."""

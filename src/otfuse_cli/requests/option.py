@@ -129,7 +129,7 @@ def unset(owner: type, name: str, default: Any = None, **changes: Any) -> Any:
     Help tells the other's default, which holds then.
     """
     declared = _declared(owner, name)
-    if default:
+    if default is not None:
         changes["default"] = default
     return field(default=default, metadata={"option": declared._replace(**changes)})
 

@@ -351,7 +351,16 @@ class ImproveOptions(FusionOptions, RepairOptions, FitOptions):
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class WriteOptions(Options):
+class OverwriteOptions(Options):
+    """What happens to outputs that are there."""
+
+    overwrite: bool = switch(
+        False, "--overwrite", panel=OUTPUT, text="Replace an output that exists.", common=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class WriteOptions(OverwriteOptions):
     """Where results go. `report` None: beside the output; `-`: standard output, no file."""
 
     output: Path | None = option(
@@ -373,9 +382,6 @@ class WriteOptions(Options):
         metavar="PATH",
         text="Where the report goes; - for standard output, in place of text.",
         said="OUT with suffix .report.json; inspect: nowhere",
-    )
-    overwrite: bool = switch(
-        False, "--overwrite", panel=OUTPUT, text="Replace an output that exists.", common=True
     )
     dtype: str = choice(
         "keep", "--dtype", CHOICES["dtype"], panel=OUTPUT, text="Stored dtype of floating tensors."
@@ -453,7 +459,7 @@ class AnchorOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class PlotOptions(Options):
+class PlotOptions(OverwriteOptions):
     """A picture of what was found."""
 
     plot: Path | None = option(

@@ -239,7 +239,6 @@ class InspectRequest(FusionOptions, AnchorOptions, PlotOptions):
         text="Write the layer graph as a spec, for --arch.",
     )
     report: Path | None = unset(WriteOptions, "report")
-    overwrite: bool = unset(WriteOptions, "overwrite", False)
 
     @property
     def costs(self) -> bool:
@@ -309,7 +308,6 @@ class CurveRequest(
         low=2,
         common=True,
     )
-    overwrite: bool = unset(WriteOptions, "overwrite", False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..errors import IncompatibleModels, OtfuseError, UnreadableInput, UsageError, few
-from ..graph.model import Shapes
+from ..graph.model import LayerGraph, Shapes
 from ..graph.spec.from_shapes import graphs_differ
 from .arch_value import Arch
 from .architecture import Architecture, architecture
@@ -38,32 +39,25 @@ def automatic(
     """
     known = library_network(shapes, config, folder)
     failed: OtfuseError | None = None
+    describe = partial(
+        architecture,
+        shapes=shapes,
+        aliases=aliases,
+        label=label,
+        free_outputs=free_outputs,
+        untied=untied,
+    )
     if known is not None and known.installed:
         try:
-            traced = architecture(
-                known.arch,
-                shapes,
-                aliases=aliases,
-                label=label,
-                free_outputs=free_outputs,
-                untied=untied,
-            )
-            remarks = _rivals(known, traced, shapes, aliases, label, free_outputs)
+            traced = describe(known.arch)
+            remarks = _rivals(known, traced.graph, describe, label)
         except _FAILURES as error:
             failed = error
         else:
             graph = replace(traced.graph, source=known.source)
             return replace(traced, graph=graph, remarks=remarks)
     try:
-        named = architecture(
-            "auto",
-            shapes,
-            aliases=aliases,
-            config=config,
-            label=label,
-            free_outputs=free_outputs,
-            untied=untied,
-        )
+        named = describe("auto", config=config)
     except IncompatibleModels as error:
         if failed is not None:
             raise failed from error
@@ -90,12 +84,7 @@ def library_arch(
 
 
 def _rivals(
-    known: Recognised,
-    traced: Architecture,
-    shapes: Shapes,
-    aliases: Aliases | None,
-    label: str,
-    free_outputs: bool,
+    known: Recognised, graph: LayerGraph, describe: Callable[[str], Architecture], label: str
 ) -> tuple[str, ...]:
     """A remark on networks with the same tensors that compute something else.
 
@@ -104,12 +93,10 @@ def _rivals(
     """
     for rival in known.rivals:
         try:
-            other = architecture(
-                rival, shapes, aliases=aliases, label=label, free_outputs=free_outputs
-            )
+            other = describe(rival)
         except _FAILURES:
             continue
-        if graphs_differ(traced.graph, other.graph):
+        if graphs_differ(graph, other.graph):
             raise IncompatibleModels(
                 "ambiguous architecture",
                 where=label,
@@ -119,6 +106,6 @@ def _rivals(
     if not known.rivals:
         return ()
     return (
-        f"taken for {known.arch}; {few(known.rivals)} has the same tensors and units, and computes "
+        f"taken for {known.arch}; {few(known.rivals)} has the same tensors and computes "
         "something else: to run it on inputs, name the right one with --arch",
     )

@@ -10,7 +10,7 @@ from torch import nn
 
 from ..errors import IncompatibleModels
 from ..graph.trace.export_settings import eval_mode
-from .transformers_inputs import transformers_inputs
+from .transformers_inputs import image_sides, transformers_inputs
 
 # Sizes of images to try, the usual ones of data sets first; what a network is built for decides.
 _SIDES = (32, 64, 224, 28, 96, 299)
@@ -82,10 +82,8 @@ def _candidates(module: nn.Module) -> Iterator[tuple[tuple[Any, ...], Mapping[st
 def _sizes_said(module: nn.Module) -> Iterator[tuple[int, ...]]:
     """Sizes of images that a network names: of transformers, torchvision or timm."""
     for holder in (getattr(module, "config", None), module):
-        said = getattr(holder, "image_size", None)
-        sides = (said, said) if isinstance(said, int) else said
-        if isinstance(sides, tuple | list) and all(isinstance(side, int) for side in sides):
-            yield tuple(sides)
+        if sides := image_sides(holder):
+            yield sides
     settings = getattr(module, "default_cfg", None)
     if isinstance(settings, Mapping) and settings.get("input_size"):
         yield tuple(settings["input_size"][1:])

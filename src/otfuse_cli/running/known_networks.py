@@ -19,6 +19,8 @@ from ..graph.model import Shapes
 _BITS = 48
 # Where the index has networks without an output layer: it is sorted by the names of tensors.
 _HEADLESS = 0
+# What a library makes the class axis where networks with different ones are meant: none of them 0.
+_ANY_HEAD = -1
 # Counters, which old files lack.
 _IGNORED = "num_batches_tracked"
 # What training scripts put before every name.
@@ -97,29 +99,30 @@ def known_network(shapes: Shapes) -> Known | None:
 def _look_up(index: Index, shapes: Shapes) -> Known | None:
     whole = signature_of(shapes)
     for at, head in enumerate(index.heads):
-        if not all(name in shapes for name in head.tensors):
+        if not (head.tensors and all(name in shapes for name in head.tensors)):
             continue
         taken = sum(tensor_hash(name, tuple(shapes[name])) for name in head.tensors)
         rest = (whole - taken) % (1 << _BITS)
-        # Of what the library builds without an output layer, timm adds one where classes are named.
-        names = index.networks.get((rest, at)) or index.networks.get((rest, _HEADLESS))
-        if names is not None and at != _HEADLESS and (rest, at) not in index.networks:
-            return Known(names, shapes[head.tensors[0]][0], 0)
-        if names is not None:
-            classes = shapes[head.tensors[0]][0] if head.tensors else head.classes
+        classes = shapes[head.tensors[0]][0]
+        if names := index.networks.get((rest, at)):
             return Known(names, classes, head.classes)
+        # To what it builds without an output layer, timm adds one where classes are named.
+        if names := index.networks.get((rest, _HEADLESS)):
+            return Known(names, classes, 0)
+    if names := index.networks.get((whole, _HEADLESS)):
+        return Known(names, 0, 0)
     return _without_head(index, whole)
 
 
 def _without_head(index: Index, whole: int) -> Known | None:
-    """Networks that timm builds without an output layer for `num_classes=0`."""
+    """Networks that timm builds without their output layer for `num_classes=0`."""
     groups: list[tuple[str, ...]] = []
     for at in range(len(index.heads)):
         for group in index.networks.get((whole, at), ()):
             names = tuple(name for name in group if name.startswith("timm:"))
             if names:
                 groups.append(names)
-    return Known(tuple(groups), 0, -1) if groups else None
+    return Known(tuple(groups), 0, _ANY_HEAD) if groups else None
 
 
 @cache

@@ -40,6 +40,15 @@ def transformers_inputs(module: nn.Module) -> Iterator[dict[str, Any]]:
     yield {main: every[main], **target}
 
 
+def image_sides(holder: object) -> tuple[int, ...]:
+    """Height and width that a module or a config names as `image_size`; empty for none."""
+    said = getattr(holder, "image_size", None)
+    sides = (said, said) if isinstance(said, int) else said
+    if isinstance(sides, tuple | list) and all(isinstance(side, int) for side in sides):
+        return tuple(sides)
+    return ()
+
+
 def _tokens(length: int) -> Tensor:
     # Ids that every vocabulary has, and none of the special ones that end or pad a text.
     return torch.arange(_BATCH * length).reshape(_BATCH, length) % 5 + 5
@@ -52,11 +61,8 @@ def _input_ids(config: Any) -> Tensor:
 def _pixel_values(config: Any) -> Tensor | None:
     """An image of the size that the config, or the part of it for images, names."""
     vision = getattr(config, "vision_config", config)
-    said = getattr(vision, "image_size", None)
-    if said is None:
-        return None
-    sides = (said, said) if isinstance(said, int) else tuple(said)
-    return torch.rand(_BATCH, getattr(vision, "num_channels", 3), *sides)
+    sides = image_sides(vision)
+    return torch.rand(_BATCH, getattr(vision, "num_channels", 3), *sides) if sides else None
 
 
 def _input_values(config: Any) -> Tensor | None:

@@ -10,7 +10,6 @@ import ast
 import importlib
 import importlib.util
 import inspect
-import json
 import re
 import sys
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..checkpoint.config import read_config
 from ..errors import UnreadableInput, UsageError
 from .arch_value import Arch, Factory
 from .untie import output_splits
@@ -127,9 +127,9 @@ def _timm(name: str, options: Mapping[str, Any]) -> Any:
 
 def _diffusers(folder: Path) -> Any:
     """The class that a folder's config.json names, without its weights."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    diffusers, name = _package("diffusers", "diffusers"), config["_class_name"]
-    kind = getattr(diffusers, name, None)
+    diffusers, config = _package("diffusers", "diffusers"), _folder_config("diffusers", folder)
+    name = config.get("_class_name")
+    kind = getattr(diffusers, str(name), None)
     if kind is None:
         raise UsageError(
             f"diffusers has no {name}",
@@ -137,6 +137,17 @@ def _diffusers(folder: Path) -> Any:
             fix="update it, or give a factory: --arch file.py:factory",
         )
     return kind.from_config(config)
+
+
+def _folder_config(place: str, folder: Path) -> Mapping[str, Any]:
+    config = read_config(folder) if folder.is_dir() else None
+    if config is None:
+        raise UnreadableInput(
+            "not a model folder",
+            where=f"--arch {place}:{folder}",
+            why="it has no config.json that can be read",
+        )
+    return config
 
 
 def _package(module: str, name: str) -> Any:
@@ -204,11 +215,7 @@ def hugging_face(folder: Path, *, untied: bool = False) -> Any:
             written would not be what is loaded.
     """
     transformers = _package("transformers", "transformers")
-    if not (folder / "config.json").is_file():
-        raise UnreadableInput(
-            "not a model folder", where=f"--arch hf:{folder}", why="it has no config.json"
-        )
-    said = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    said = _folder_config("hf", folder)
     if "auto_map" in said and said.get("model_type") not in transformers.CONFIG_MAPPING:
         raise UsageError(
             "a network whose code lies in the model folder",
