@@ -68,8 +68,11 @@ def library_arch_of(checkpoint: Checkpoint, arch: Arch) -> Arch:
 
 
 def _comparable(found: Architecture, checkpoint: Checkpoint) -> Architecture:
-    """Units without a cost stay in place: of complex tensors, and of whole numbers alone."""
-    if found.network is None:
+    """Of a traced network, units without a cost stay: complex ones, and of whole numbers alone.
+
+    What names alone tell is refused instead, when it is to be matched.
+    """
+    if found.network is None or found.graph.assumes is not None:
         return found
     spaces = dict(found.graph.spaces)
     for space in found.graph.free():
