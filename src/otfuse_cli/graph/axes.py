@@ -13,7 +13,7 @@ from itertools import chain
 from math import prod
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Unit:
     """One position per unit of the space named."""
 
@@ -23,7 +23,7 @@ class Unit:
         return self.space
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Fixed:
     """Positions that stay where they are: kernel taps, classes, pixels, rotary dimensions."""
 
@@ -33,7 +33,7 @@ class Fixed:
         return str(self.size)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Prod:
     """A product of factors, outer first: `c * 49`, `head * dim`."""
 
@@ -44,7 +44,7 @@ class Prod:
         return " * ".join(f"({f})" if isinstance(f, Cat) else str(f) for f in self.factors)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Cat:
     """A concatenation of parts: fused qkv, dense connections, zero padding."""
 
@@ -70,14 +70,14 @@ def axis_size(axis: Axis, sizes: Mapping[str, int]) -> int:
             return sum(axis_size(p, sizes) for p in parts)
 
 
-def axis_units(axis: Axis) -> Iterator[str]:
+def axis_units(axis: Axis) -> tuple[str, ...]:
     """Spaces named in `axis`, in order of appearance, repeats included."""
     if isinstance(axis, Unit):
-        return iter((axis.space,))
+        return (axis.space,)
     if isinstance(axis, Fixed):
-        return iter(())
+        return ()
     children = axis.factors if isinstance(axis, Prod) else axis.parts
-    return chain.from_iterable(map(axis_units, children))
+    return tuple(chain.from_iterable(map(axis_units, children)))
 
 
 def units_of(axes: Iterable[Axis]) -> Iterator[str]:

@@ -6,12 +6,14 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from ..axes import Axis, Fixed, Unit, concat, product
 from .patterns import Captures, Pattern
 
 # `i`, `i-1`, `max i`, between braces or as the end of a range.
 _NUMBER = r"((?:max )?[A-Za-z_]\w*?)(?:([+-])(\d+))?"
+_CAPTURED = re.compile(r"\{" + _NUMBER + r"\}")
 _NAME = re.compile(r"[A-Za-z_][\w.]*")
 _RANGE = re.compile(r"\{([^{}]*?)\.\.([^{}]*)\}")
 _TERM = re.compile(r"(\s*\+\s*)?((?:[\w.]|\{[^{}]*\})+)")
@@ -25,14 +27,35 @@ def substitute(text: str, captures: Captures) -> str:
     Raises:
         ValueError: A name that nothing captured.
     """
-    return re.sub(r"\{" + _NUMBER + r"\}", lambda found: str(_value(found, captures)), text)
+    return "".join([p if isinstance(p, str) else str(p.value(captures)) for p in _pieces(text)])
 
 
-def _value(match: re.Match[str], captures: Captures) -> int:
-    name, sign, offset = match.groups()
-    if name not in captures:
-        raise ValueError(f"{{{name}}} is not captured by the name pattern")
-    return captures[name] + int(f"{sign}{offset}" if sign else 0)
+class _Number(NamedTuple):
+    """A captured number with what is added to it: `i-1`."""
+
+    name: str
+    offset: int
+
+    @classmethod
+    def of(cls, match: re.Match[str]) -> _Number:
+        name, sign, offset = match.groups()
+        return cls(name, int(f"{sign}{offset}" if sign else 0))
+
+    def value(self, captures: Captures) -> int:
+        if self.name not in captures:
+            raise ValueError(f"{{{self.name}}} is not captured by the name pattern")
+        return captures[self.name] + self.offset
+
+
+@lru_cache(maxsize=4096)  # the texts of a spec, each met once per tensor of its line
+def _pieces(text: str) -> tuple[str | _Number, ...]:
+    """`b{i-1}.x` as its fixed texts and its numbers, in order."""
+    pieces: list[str | _Number] = []
+    done = 0
+    for match in _CAPTURED.finditer(text):
+        pieces += (text[done : match.start()], _Number.of(match))
+        done = match.end()
+    return (*pieces, text[done:])
 
 
 def write_out(text: str, captures: Captures, made: Collection[str]) -> str:
@@ -77,7 +100,7 @@ def _end(text: str, captures: Captures) -> int:
     match = re.fullmatch(_NUMBER, text)
     if match is None:
         raise ValueError(f"{text!r} is not the end of a range")
-    return _value(match, captures)
+    return _Number.of(match).value(captures)
 
 
 @dataclass(frozen=True)
@@ -99,9 +122,12 @@ def parse_expression(text: str, captures: Captures, *, made: Collection[str] = (
     Raises:
         ValueError: Not an expression.
     """
+    if ".." in text:
+        text = write_out(text, captures, made)
+    text = substitute(text, captures)
     if _NAME.fullmatch(text):  # most axes of most specs
         return Expression(Unit(text), {})
-    return _parsed(substitute(write_out(text, captures, made), captures))
+    return _parsed(text)
 
 
 @lru_cache(maxsize=4096)  # a block has some dozen: enough for a network of hundreds

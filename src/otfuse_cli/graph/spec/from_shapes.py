@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import IncompatibleModels, UnreadableInput, few
+from ...runtime import without_collection
 from ..derived_tensors import spec_view
 from ..model import LayerGraph, OpKind, Shapes
 from .adapters import refuse_adapter
@@ -72,11 +73,22 @@ def layer_graph(
         IncompatibleModels: Nothing fits, or several things do.
         UnreadableInput: A spec file that is missing or not YAML.
     """
+    with without_collection():
+        return _layer_graph(arch, shapes, aliases or {}, config, label)
+
+
+def _layer_graph(
+    arch: str,
+    shapes: Shapes,
+    aliases: Mapping[str, tuple[str, ...]],
+    config: Config | None,
+    label: str,
+) -> LayerGraph:
     graph = _seen_plainly(arch, shapes, aliases=aliases, config=config, label=label)
     if graph is not None:
         return graph
     bundled = families()
-    it = _Evidence(shapes, aliases or {}, config, label)
+    it = _Evidence(shapes, aliases, config, label)
     if arch in ("auto", "mlp") or arch in bundled:
         refuse_adapter(shapes, label)
     if arch == "auto":

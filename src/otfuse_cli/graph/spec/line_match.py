@@ -18,6 +18,9 @@ from .stored_shapes import integers
 # What modules call the gain of a norm; `weight_g` is that of a weight norm.
 GAINS = {"weight", "gamma", "gain", "scale", "weight_g"}
 
+# Most axes have one role: the same sets for all of them.
+_ALONE = {role: frozenset({role}) for role in Role}
+
 
 @dataclass
 class Cover:
@@ -36,11 +39,10 @@ class Cover:
 
     def units(self, role: Role | None = None) -> set[str]:
         """Spaces on its axes (in that role, when given)."""
-        units: set[str] = set()
-        for axis, roles in zip(self.axes, self.roles, strict=True):
-            if role is None or role in roles:
-                units.update(axis_units(axis))
-        return units
+        if role is None:
+            return set(units_of(self.axes))
+        pairs = zip(self.axes, self.roles, strict=True)
+        return set(units_of(axis for axis, roles in pairs if role in roles))
 
     def first(self, role: Role) -> Axis | None:
         """Its first axis in that role."""
@@ -93,7 +95,7 @@ def cover_tensors(
         covers[name] = reader.cover(name, shapes[name])
         if name in whole and not covers[name].line.axes:
             # Cut with the units where some are pruned; neither made of units nor read by any.
-            covers[name].roles = [frozenset({Role.FIXED})] * len(shapes[name])
+            covers[name].roles = [_ALONE[Role.FIXED]] * len(shapes[name])
         for alias in aliases.get(name, ()):
             covers[name].others.append(reader.cover(alias, shapes[name]))
     return covers, reader.families
@@ -275,23 +277,23 @@ class _Reader:
             for text, stated in zip(line.axes, line.roles, strict=True):
                 axes.append(self._parsed(text, numbers))
                 default = Role.VECTOR if any(axis_units(axes[-1])) else Role.FIXED
-                roles.append(stated or frozenset({default}))
+                roles.append(stated or _ALONE[default])
             return axes, roles
         assert line.out is not None
         out = self._parsed(line.out, numbers)
         if len(shape) == 1:
-            return [out], [frozenset({_vector_role(part)})]
+            return [out], [_ALONE[_vector_role(part)]]
         if line.inp is None:
             raise ValueError("a bare space is for tensors of one axis; write OUT <- IN, or a list")
         read = self._parsed(line.inp, numbers)
         reading = Role.CONSUME if any(axis_units(read)) else Role.FIXED  # depthwise: `c <- 1`
-        axes, roles = [out, read], [frozenset({Role.PRODUCE}), frozenset({reading})]
+        axes, roles = [out, read], [_ALONE[Role.PRODUCE], _ALONE[reading]]
         if line.reverse:
             axes.reverse()
             roles.reverse()
         kernel = shape[2:]
         axes.extend(Fixed(size) for size in kernel)
-        roles.extend([frozenset({Role.FIXED})] * len(kernel))
+        roles.extend([_ALONE[Role.FIXED]] * len(kernel))
         return axes, roles
 
     def _parsed(self, text: str, numbers: Mapping[str, int]) -> Axis:

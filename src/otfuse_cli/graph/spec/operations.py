@@ -73,9 +73,8 @@ def operations(spec: Spec, nodes: Sequence[Node]) -> Iterator[Op]:
     stand alone (the last transform before a tied output layer).
     """
     written: set[Axis] = set()
-    read: set[str] = set()
-    for node in nodes:
-        read |= node.units(Role.CONSUME)
+    reads = [node.units(Role.CONSUME) for node in nodes]
+    read = set().union(*reads)
     touching = _touching(nodes)
     for position, node in enumerate(nodes):
         out: Axis | None = None
@@ -99,7 +98,8 @@ def operations(spec: Spec, nodes: Sequence[Node]) -> Iterator[Op]:
         elif again:
             yield Op(OpKind.ADD, f"{last}.add", reads=(out, out), writes=out)
         written.add(out)
-        if spec.act == "relu" and not _summed_next(out, _later(out, position, touching, nodes)):
+        later = _later(out, position, touching)
+        if spec.act == "relu" and not _summed_next(out, ((nodes[at], reads[at]) for at in later)):
             yield Op(OpKind.ACT, f"{last}.act", reads=(out,), writes=out, detail="relu")
 
 
@@ -112,12 +112,9 @@ def _touching(nodes: Sequence[Node]) -> dict[str, list[int]]:
     return places
 
 
-def _later(
-    out: Axis, position: int, touching: Mapping[str, list[int]], nodes: Sequence[Node]
-) -> Iterator[Node]:
-    """The nodes behind `position` that meet a space of `out`, in order."""
-    behind = [_after(touching[u], position) for u in dict.fromkeys(axis_units(out))]
-    return (nodes[at] for at in merge(*behind))
+def _later(out: Axis, position: int, touching: Mapping[str, list[int]]) -> Iterable[int]:
+    """Positions of the nodes behind `position` that meet a space of `out`, in order."""
+    return merge(*[_after(touching[u], position) for u in dict.fromkeys(axis_units(out))])
 
 
 def _after(positions: Sequence[int], position: int) -> Iterator[int]:
@@ -125,10 +122,13 @@ def _after(positions: Sequence[int], position: int) -> Iterator[int]:
     return (positions[at] for at in range(first, len(positions)))
 
 
-def _summed_next(out: Axis, rest: Iterable[Node]) -> bool:
-    """Whether the next node that touches `out` adds to it: then it is half of a sum so far."""
-    for node in rest:
-        if not node.units(Role.CONSUME).isdisjoint(axis_units(out)):
+def _summed_next(out: Axis, rest: Iterable[tuple[Node, set[str]]]) -> bool:
+    """Whether the next node that touches `out` adds to it: then it is half of a sum so far.
+
+    `rest` are the nodes behind, each with the spaces that it reads.
+    """
+    for node, read in rest:
+        if not read.isdisjoint(axis_units(out)):
             return False
         if any(out in c.axes for c in node.covers):
             return node.is_layer and not node.per_unit

@@ -13,6 +13,9 @@ Captures = Mapping[str, int]
 _PLAIN = re.compile(r"(?:[^(){}*|\\]|\{(?!star)[A-Za-z_]+\}|\*)*")
 
 
+_SIGNS = re.compile(r"[{*()]")
+
+
 @dataclass(frozen=True)
 class Captured:
     """What a pattern captured: numbers by name, and the texts that its stars stand for."""
@@ -34,6 +37,8 @@ class Pattern:
         """What `{i}` and `*` stand for when `name` matches as a whole, else None."""
         if self.literal:
             return Captured({}) if name == self.text else None
+        if not name.startswith(self._start):
+            return None
         match = self._compiled.fullmatch(name)
         if match is None:
             return None
@@ -60,7 +65,12 @@ class Pattern:
     @cached_property
     def literal(self) -> bool:
         """Whether it matches its own text and nothing else."""
-        return not any(sign in self.text for sign in "{*()")
+        return _SIGNS.search(self.text) is None
+
+    @cached_property
+    def _start(self) -> str:
+        """What every name begins with that matches; nothing where a group has alternatives."""
+        return "" if "|" in self.text else _SIGNS.split(self.text, maxsplit=1)[0]
 
     @cached_property
     def _compiled(self) -> re.Pattern[str]:
