@@ -20,7 +20,7 @@ from otfuse_cli.graph.spec.from_shapes import layer_graph
 from otfuse_cli.matching.alignment import Alignment
 from otfuse_cli.matching.apply import transport
 from otfuse_cli.matching.matchers.descent import descend, movable
-from otfuse_cli.matching.matchers.frank_wolfe import Relaxed, line_search, relax
+from otfuse_cli.matching.matchers.frank_wolfe import Line, Relaxed, line_search, relax
 from otfuse_cli.matching.matchers.searches import SEARCHES
 from otfuse_cli.matching.matchers.sweep import sweep
 from otfuse_cli.matching.models import Model
@@ -53,6 +53,17 @@ layers:
   v: h * v@h <- e
   o: e <- h * v
   head: out <- e
+"""
+
+THREE_AXES = """\
+layers:
+  one: a <- in
+  two: b <- in
+  three: c <- in
+  core.weight: [a, b, c]
+  out_a: out <- a
+  out_b: out <- b
+  out_c: out <- c
 """
 
 
@@ -101,6 +112,19 @@ def rnn(seed: int, hidden: int = 6) -> StateDict:
     return {f"{n}.weight": torch.randn(s, generator=g) for n, s in made.items()}
 
 
+def attention(seed: int) -> StateDict:
+    g = torch.Generator().manual_seed(seed)
+    made = {"emb": (8, 10), "q": (12, 8), "k": (12, 8), "v": (15, 8), "o": (8, 15), "head": (5, 8)}
+    return {f"{n}.weight": torch.randn(s, generator=g) for n, s in made.items()}
+
+
+def three_axes(seed: int) -> StateDict:
+    g = torch.Generator().manual_seed(seed)
+    sizes = {"one": (5, 9), "two": (6, 9), "three": (4, 9), "core": (5, 6, 4)}
+    sizes |= {"out_a": (3, 5), "out_b": (3, 6), "out_c": (3, 4)}
+    return {f"{n}.weight": torch.randn(s, generator=g) for n, s in sizes.items()}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("matcher", "noise"),
@@ -117,9 +141,8 @@ def test_a_noisy_twin_is_recovered(name, matcher, noise):
 
 @pytest.mark.parametrize("matcher", EVERY)
 def test_heads_and_what_is_inside_them_are_recovered(spec, matcher):
-    g = torch.Generator().manual_seed(0)
-    made = {"emb": (8, 10), "q": (12, 8), "k": (12, 8), "v": (15, 8), "o": (8, 15), "head": (5, 8)}
-    anchor = {f"{n}.weight": torch.randn(s, generator=g) for n, s in made.items()}
+    g = torch.Generator().manual_seed(1)
+    anchor = attention(0)
     arch = spec(ATTENTION)
     graph = layer_graph(arch, shapes(anchor))
     maps = {s: Permutation(torch.randperm(graph.sizes[s], generator=g)) for s in ("e", "h")}
@@ -229,6 +252,74 @@ def test_benefits_are_the_derivative_of_the_objective(spec, name):
     assert degree == 2
     values = np.array([value(t) for t in np.linspace(0, 1, degree + 2)])
     assert abs(np.diff(values, degree + 1)[0]) < 1e-9 * abs(values).max()
+
+
+def in_double(tensors: StateDict) -> StateDict:
+    return {n: t.double() if t.is_floating_point() else t for n, t in tensors.items()}
+
+
+@pytest.mark.parametrize("name", ["mlp", "vgg-bn", "resnet-bn", "rnn", "attention", "three"])
+def test_kept_benefits_follow_every_change_of_a_map(spec, name):
+    specs = {"rnn": (rnn, RNN), "attention": (attention, ATTENTION)}
+    specs["three"] = three_axes, THREE_AXES
+    make, text = specs.get(name, (lambda s: state(randomise(NETS[name](), s)), None))
+    pair = models(*(in_double(make(s)) for s in (1, 2)), spec(text) if text else "auto")
+    work = Similarity(*pair)
+    start = sweep(*pair, Recipe(), Runtime()).alignment
+    spaces, g = movable(work, Recipe()), torch.Generator().manual_seed(0)
+    maps = dict(start.maps)
+    updated = 0
+    for _ in range(40):
+        for at in torch.randperm(len(spaces), generator=g)[:2].tolist():
+            moved = spaces[at]
+            if moved not in maps:
+                continue
+            index = maps[moved].plan.index_M.clone()
+            i, j = torch.randperm(len(index), generator=g)[:2].tolist()
+            index[i], index[j] = index[j].clone(), index[i].clone()
+            maps[moved] = Permutation(index)
+        at = Alignment(dict(maps), start.families)
+        fresh = Similarity(*pair)
+        for space in spaces:
+            before = work.flop
+            kept, whole = work.benefit(space, at), fresh.benefit(space, at)
+            assert torch.allclose(kept, whole, rtol=1e-9, atol=1e-9 * float(whole.abs().max()))
+            updated += 0 < work.flop - before < 0.9 * fresh.pass_flop([space])
+    assert updated, "none was updated: this shows nothing"
+
+
+@pytest.mark.parametrize("name", ["mlp", "resnet-bn"])
+def test_gradients_on_the_way_to_vertices_are_means_of_those_at_its_ends(name):
+    pair = models(*(in_double(state(randomise(NETS[name](), s))) for s in (1, 2)))
+    work = Similarity(*pair)
+    spaces, g = movable(work, Recipe()), torch.Generator().manual_seed(0)
+    held = sweep(*pair, Recipe(), Runtime()).alignment
+    sizes = work.anchor.graph.sizes
+    weights = {s: torch.full((sizes[s],) * 2, 1 / sizes[s]).double() for s in spaces}
+    vertices = {s: Permutation(torch.randperm(sizes[s], generator=g)) for s in spaces}
+    line = Line(work, spaces, held)
+    gradients = line.gradients(weights)
+    ends = {s: torch.eye(sizes[s])[:, vertices[s].index_M].double() for s in spaces}
+    change = {s: ends[s] - weights[s] for s in spaces}
+    slope = sum(float((gradients[s] * change[s]).sum()) for s in spaces)
+    line.look_at(weights, vertices, work.objective(line.at(weights)), slope)
+    assert line.knots == [1.0]
+    assert line.values[0] == pytest.approx(work.objective(line.at(vertices)), rel=1e-9)
+    between = {s: weights[s] + 0.3 * change[s] for s in spaces}
+    for space, moved in line.moved(gradients, between, 0.3).items():
+        assert torch.allclose(moved, Similarity(*pair).benefit(space, line.at(between)))
+
+
+def test_frank_wolfe_where_three_axes_of_a_tensor_move(spec):
+    pair = models(three_axes(1), three_axes(2), spec(THREE_AXES))
+    work = Similarity(*pair)
+    assert work.degree(movable(work, Recipe())) == 3
+    start = sweep(*pair, Recipe(), Runtime()).alignment
+    path: list[float] = []
+    rounded = relax(work, movable(work, Recipe()), start, watch=path.append)
+    assert len(path) > 1
+    assert all(after > before for before, after in pairwise(path))
+    assert all(m.hard for m in rounded.maps.values())
 
 
 @pytest.mark.parametrize("scale", ["preserve", "paper"])

@@ -459,3 +459,14 @@ def test_what_lapx_says_is_not_trusted(monkeypatch):
     order = np.arange(40)
     monkeypatch.setattr(lap, "lapjvr", lambda *a, **k: (order, order))
     assert torch.equal(solve(cost).plan.index_M, best.plan.index_M)
+
+
+@settings(max_examples=25, deadline=None)
+@given(n=st.integers(1, 12), seed=st.integers(0, 2**16), without=st.booleans())
+def test_what_is_not_proved_is_as_good(n: int, seed: int, without: bool) -> None:
+    similarity = torch.randn(n, n, generator=torch.Generator().manual_seed(seed))
+    with pytest.MonkeyPatch.context() as patch:
+        if without:
+            patch.setattr(assignment, "find_spec", lambda name: None)
+        quick = maximise(similarity, proved=False)
+    assert quick.cost(similarity) == pytest.approx(maximise(similarity).cost(similarity), rel=1e-12)

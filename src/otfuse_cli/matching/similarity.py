@@ -26,10 +26,12 @@ from ..transport.maps import Coupling, Map
 from .alignment import Alignment
 from .apply import transport
 from .features import moved_sizes
+from .kept_benefits import Change, KeptBenefits, Meeting, Sides, neighbours
 from .models import Model
 from .unfold import unfold
 
-# Models that fit in this are kept while they are compared; larger ones are read at each use.
+# Models that fit in this are kept while they are compared, and so are their benefits; larger ones
+# are read at each use.
 _KEEP_BYTES = 1 << 29
 
 
@@ -46,14 +48,40 @@ class Similarity:
         self._kept: dict[str, tuple[torch.Tensor, torch.Tensor]] | None = (
             {} if 4 * numbers <= _KEEP_BYTES else None
         )
+        self._seen: dict[tuple[str, int], list[torch.Tensor]] = {}
         self.flop = 0.0
 
     @property
     def kept_bytes(self) -> int:
-        """Memory for the tensors that are kept between steps; 0 where each use reads them."""
+        """Memory for what is kept between steps; 0 where each use reads tensors."""
         if self._kept is None:
             return 0
-        return 4 * sum(_numel(m.graph.tensors[n]) for m in self._models for n in self.tensors)
+        numbers = sum(_numel(m.graph.tensors[n]) for m in self._models for n in self.tensors)
+        for space in self.anchor.graph.free():
+            places = self.places[space.id]
+            numbers += sum(_numel(self.anchor.graph.tensors[n]) for n, dim in places if dim)
+        return 4 * numbers + (0 if self._benefits is None else self._benefit_bytes)
+
+    @cached_property
+    def _benefit_bytes(self) -> int:
+        """Of both sides of all spaces."""
+        total = 0
+        for space in self.anchor.graph.free():
+            sizes = self.source.graph.spaces[space.id].size, space.size
+            many = 1 if space.per is None else self.anchor.graph.spaces[space.per].size
+            total += 2 * 4 * many * sizes[0] * sizes[1]
+        return total
+
+    @cached_property
+    def _benefits(self) -> KeptBenefits | None:
+        """Those of the last step, where they are small beside the tensors that are kept."""
+        if self._kept is None or self._benefit_bytes > _KEEP_BYTES:
+            return None
+        return KeptBenefits(self.anchor.graph, self.places, self._sides, self._update)
+
+    def near(self, space: str) -> frozenset[str]:
+        """Spaces whose maps the benefit of this one depends on."""
+        return neighbours(self.anchor.graph, self.places[space], space)
 
     @cached_property
     def places(self) -> dict[str, tuple[tuple[str, int], ...]]:
@@ -117,27 +145,68 @@ class Similarity:
         Returns:
             benefit_NM, for a family benefit_HNM; float32, float64 if the tensors are.
         """
-        graph = self.source.graph
-        index = graph.spaces[space].per
-        made: torch.Tensor | None = None
-        read: torch.Tensor | None = None
+        if self._benefits is None or alignment.overrides or alignment.scales:
+            sides = self._sides(space, alignment)
+        else:
+            sides = self._benefits.sides(space, alignment).copied()
+        return _joined(sides.made, sides.read, alignment.maps.get(space), self.paper_scale)
+
+    def _sides(self, space: str, alignment: Alignment) -> Sides:
+        sides = Sides()
         for name, dim in self.places[space]:
             mine, theirs = self.read(name)
-            axes = self.anchor.graph.tensors[name].axes
-            exprs = [axis.expr for axis in axes]
-            moved = transport(mine, name, graph, alignment, anchor=theirs, without=space, only=dim)
-            sizes = moved_sizes(graph, alignment, without=space)
-            ours = unfold(moved, exprs, dim, space, sizes, index=index)
-            others = unfold(theirs, exprs, dim, space, self.anchor.graph.sizes, index=index)
-            for one, other in zip(ours, others, strict=True):
-                part = one @ other.mT
-                self.flop += 2.0 * one.numel() * other.shape[-2]
-                if Role.CONSUME in axes[dim].roles and Role.PRODUCE not in axes[dim].roles:
-                    read = part if read is None else read.add_(part)
-                else:
-                    made = part if made is None else made.add_(part)
-        map = alignment.maps.get(space)
-        return _joined(made, read, map, self.paper_scale)
+            # What is no view of the anchor's tensor is kept like it: it never changes.
+            others = self._seen.get((name, dim)) or self._unfolded(theirs, (name, dim), space)
+            if self._kept is not None and dim:
+                self._seen[name, dim] = others
+            self._add_products(sides, (name, dim), space, (mine, theirs), others, alignment)
+        return sides
+
+    def _unfolded(
+        self, theirs: torch.Tensor, place: tuple[str, int], space: str
+    ) -> list[torch.Tensor]:
+        """The anchor's tensor, seen from a space on one of its axes."""
+        (name, dim), graph = place, self.anchor.graph
+        index, sizes = graph.spaces[space].per, graph.sizes
+        exprs = graph.tensors[name].exprs
+        return unfold(theirs, exprs, dim, space, sizes, index=index)
+
+    def _update(
+        self, sides: Sides, places: tuple[Meeting, ...], space: str, change: Change
+    ) -> None:
+        """Add what a change of a neighbour changes: along its units that have changed, only."""
+        for name, dim, at in places:
+            mine, theirs = self.read(name)
+            old, new, units = (
+                i.to(mine.device) for i in (change.before, change.after, change.units)
+            )
+            difference = mine.index_select(at, new).sub_(mine.index_select(at, old))
+            there = theirs.index_select(at, units)
+            others = self._unfolded(there, (name, dim), space)
+            pair = difference, there
+            self._add_products(sides, (name, dim), space, pair, others, change.alignment)
+
+    def _add_products(
+        self,
+        sides: Sides,
+        place: tuple[str, int],
+        space: str,
+        pair: tuple[torch.Tensor, torch.Tensor],
+        others: list[torch.Tensor],
+        alignment: Alignment,
+    ) -> None:
+        """Add the products of one tensor's unfoldings along one axis; `others` are the anchor's."""
+        (name, dim), (mine, theirs), graph = place, pair, self.source.graph
+        axes = self.anchor.graph.tensors[name].axes
+        exprs = [axis.expr for axis in axes]
+        reads = Role.CONSUME in axes[dim].roles and Role.PRODUCE not in axes[dim].roles
+        index = graph.spaces[space].per
+        moved = transport(mine, name, graph, alignment, anchor=theirs, without=space, only=dim)
+        sizes = moved_sizes(graph, alignment, without=space)
+        ours = unfold(moved, exprs, dim, space, sizes, index=index)
+        for one, other in zip(ours, others, strict=True):
+            self.flop += 2.0 * one.numel() * other.shape[-2]
+            sides.add(one @ other.mT, reads=reads)
 
     def pass_flop(self, spaces: Iterable[str]) -> float:
         """Estimate for one pass over `spaces`: products of unfoldings and assignments."""

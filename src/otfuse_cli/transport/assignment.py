@@ -2,7 +2,8 @@
 
 The only module that imports `lap` (the extra `fast`) or `scipy.optimize`, inside its functions.
 Both find the same cost, lapx two to four times faster; whichever it was, dual potentials prove its
-answer, and ties are decided after it. N units on both sides; numpy, float64.
+answer, and ties are decided after it (but for `quick_assign`). N units on both sides; numpy,
+float64.
 """
 
 from __future__ import annotations
@@ -57,8 +58,23 @@ def assign(cost: Array, tie_NN: Tie | None) -> Plan:
     else:
         matched = np.searchsorted(cols, cols_N[rows])
         cols_N[rows] = cols[tidy_assignment(tight, matched, np.array_equal(rows, cols))]
-    index_M = np.empty(n, dtype=np.int64)
-    index_M[cols_N] = np.arange(n)
+    return _hard(cols_N)
+
+
+def quick_assign(cost: Array) -> Plan:
+    """What a solver says is the cheapest hard plan; `cost` is used up, nothing is proved."""
+    reduce_offsets(cost)
+    for solver in _solvers():
+        try:
+            return _hard(solver(cost))
+        except NotOptimalError:
+            continue
+    raise NotOptimalError
+
+
+def _hard(cols_N: Array) -> Plan:
+    index_M = np.empty_like(cols_N)
+    index_M[cols_N] = np.arange(len(cols_N))
     return Plan.from_index(torch.from_numpy(index_M))
 
 
@@ -100,7 +116,7 @@ def _match(cost: Array) -> tuple[Array, Array]:
     if math.isinf(peak):
         peak = float(cost[np.isfinite(cost)].max())
     slack = TIGHT * max(1.0, peak)
-    for solver in (_lapx, _scipy) if find_spec("lap") is not None else (_scipy,):
+    for solver in _solvers():
         try:
             matched = solver(cost)
             u, v = potentials(cost, matched, slack / 8)
@@ -113,6 +129,11 @@ def _match(cost: Array) -> tuple[Array, Array]:
     for rows in _blocks(len(cost)):
         tight[rows] = cost[rows] <= u[rows, None] + v + slack
     return matched, tight
+
+
+def _solvers() -> tuple[Callable[[Array], Array], ...]:
+    """The faster one first, where it is installed."""
+    return (_lapx, _scipy) if find_spec("lap") is not None else (_scipy,)
 
 
 def _lapx(cost: Array) -> Array:

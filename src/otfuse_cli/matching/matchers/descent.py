@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ...requests.recipe import Recipe
-from ...transport.maps import Map
+from ...transport.maps import Map, Permutation
 from ...transport.plan import Plan
 from ...transport.solve import Solver, maximise, solve
 from ..alignment import Alignment
@@ -23,6 +23,8 @@ from .sweep import processing_order, stream_spaces
 
 # Gains below this share of what the space contributes are rounding of float32 products.
 _GAIN = 1e-6
+# What differs by less than this share has the same value: rounding of float64 sums.
+_SAME = 1e-12
 MOST_PASSES = 50
 
 
@@ -69,7 +71,9 @@ def descend(
     *,
     most_passes: int = MOST_PASSES,
 ) -> Found:
-    """Improve `start` until a full pass over the spaces, in a fresh random order, gains nothing.
+    """Improve `start` in passes over the spaces, each in a fresh random order, until none gains.
+
+    A space whose neighbours have not moved since it was solved is not solved again.
 
     Maximises `sum <anchor, aligned source>`, for different widths the same (module `similarity`:
     it is the co-optimal transport between the two models' weights), by exact plans with the
@@ -88,31 +92,47 @@ def descend(
     """
     spaces = movable(work, recipe)
     before = work.flop
-    current, errors, passes, moved = start, dict[str, float](), 0, True
-    while moved and passes < most_passes:
-        passes, moved = passes + 1, False
+    current, errors, passes = start, dict[str, float](), 0
+    stale = set(spaces)  # those for which something has changed since they were solved
+    proved = False  # on the way solutions need no proof
+    while stale and passes < most_passes:
+        passes += 1
         for at in torch.randperm(len(spaces), generator=generator).tolist():
-            step = _step(work, spaces[at], current, recipe)
+            space = spaces[at]
+            if space not in stale:
+                continue
+            stale.discard(space)
+            step = _step(work, space, current, recipe, proved=proved)
             if step is not None:
-                current, errors[spaces[at]] = step
-                moved = True
+                current, errors[space] = step
+                stale |= work.near(space).intersection(spaces)
+        # What no step improves, or what time is left for once, is solved with proof.
+        proved = passes == most_passes - 1 or (not stale and not proved)
+        if proved:
+            stale = set(spaces)
     return Found(current, work.objective(current), work.flop - before, passes, errors)
 
 
 def _step(
-    work: Similarity, space: str, current: Alignment, recipe: Recipe
+    work: Similarity, space: str, current: Alignment, recipe: Recipe, *, proved: bool
 ) -> tuple[Alignment, float] | None:
-    """The alignment after the best move of one space and its marginal error; None: no gain."""
+    """The alignment after the best move of one space and its marginal error; None: no gain.
+
+    A proved solution that is another one of the same value is a move, too: which of equals is
+    taken does not depend on the solver.
+    """
     benefit = work.benefit(space, current)
     old = current.families[space] if space in current.families else (current.maps[space],)
     stack = benefit if benefit.dim() == 3 else benefit[None]
-    solved = [_best(part, map, recipe) for part, map in zip(stack, old, strict=True)]
+    solved = [_best(part, map, recipe, proved) for part, map in zip(stack, old, strict=True)]
     work.flop += sum(float(max(part.shape)) ** 3 for part in stack)
     new = tuple(plan for plan, _ in solved)
     values = [_value(p, part) for p, part in zip(new, stack, strict=True)]
     past = [_value(m.plan, part) for m, part in zip(old, stack, strict=True)]
     threshold = _GAIN * sum(abs(v) for v in (*values, *past))
-    if not sum(values) - sum(past) > threshold:
+    gain = sum(values) - sum(past)
+    equal = proved and abs(gain) <= _SAME / _GAIN * threshold and not work.twice(space)
+    if not gain > threshold and not (equal and _differ(new, old)):
         return None
     maps = tuple(to_map(plan, recipe) for plan in new)
     after = _with(current, space, maps)
@@ -125,9 +145,19 @@ def _step(
     return after, max(error for _, error in solved)
 
 
-def _best(benefit_NM: torch.Tensor, old: Map, recipe: Recipe) -> tuple[Plan, float]:
+def _differ(plans: Sequence[Plan], maps: Sequence[Map]) -> bool:
+    """Whether hard plans are not what the maps are; soft ones count as the same."""
+    return any(
+        plan.index_M is not None
+        and isinstance(map, Permutation)
+        and not torch.equal(plan.index_M, map.index_M)
+        for plan, map in zip(plans, maps, strict=True)
+    )
+
+
+def _best(benefit_NM: torch.Tensor, old: Map, recipe: Recipe, proved: bool) -> tuple[Plan, float]:
     if old.hard:
-        return maximise(benefit_NM), 0.0
+        return maximise(benefit_NM, proved=proved), 0.0
     plan = old.plan
     solver = Solver.SINKHORN if recipe.solver == "sinkhorn" else Solver.EXACT
     solution = solve(-benefit_NM, plan.mass_N, plan.mass_M, solver=solver, epsilon=recipe.epsilon)

@@ -86,34 +86,96 @@ def relax(
     """
     sizes = {s: work.anchor.graph.spaces[s].size for s in spaces}
     weights = dict(start or {s: torch.full((n, n), 1.0 / n) for s, n in sizes.items()})
-    degree = work.degree(spaces)
-    knots = [(k + 1) / (degree - 1) for k in range(degree - 1)]
-    value = work.objective(_at(held, weights))
+    line = Line(work, spaces, held)
+    value = work.objective(line.at(weights))
+    gradients = line.gradients(weights)
     for _ in range(most_steps):
-        here = _at(held, weights)
-        work.flop += work.dense_flop(spaces)
-        vertices: dict[str, Permutation] = {}
-        slope = 0.0
-        for space in spaces:
-            gradient_NN = work.benefit(space, here)
-            vertex = Permutation(_index(maximise(gradient_NN)))
-            work.flop += float(sizes[space]) ** 3
-            columns = torch.arange(sizes[space])
-            slope += float(gradient_NN.cpu()[vertex.index_M, columns].sum(dtype=torch.float64))
-            slope -= float((gradient_NN.cpu() * weights[space]).sum(dtype=torch.float64))
-            vertices[space] = vertex
+        vertices = {s: Permutation(_index(maximise(gradients[s], proved=False))) for s in spaces}
+        work.flop += sum(float(size) ** 3 for size in sizes.values())
+        slope = _slope(gradients, weights, vertices)
         if slope <= _GAIN * abs(value):
             break
-        values = [work.objective(_at(held, _towards(weights, vertices, t))) for t in knots]
-        step, best = line_search(value, slope, knots, values)
+        line.look_at(weights, vertices, value, slope)
+        step, best = line_search(value, slope, line.knots, line.values)
         if best - value <= _GAIN * abs(value):
             break
         weights = {s: torch.lerp(w, _matrix(vertices[s]), step) for s, w in weights.items()}
+        gradients = line.moved(gradients, weights, step)
         value = best
         if watch is not None:
             watch(value)
     rounded = {s: Permutation(_index(maximise(weights[s]))) for s in spaces}
     return replace(held, maps={**held.maps, **rounded})
+
+
+class Line:
+    """The objective on the way from relaxed maps to vertices.
+
+    Where no tensor has more than two axes that move, gradients are affine in the maps: those at a
+    point of the way are a mean of those at its ends, and what is at the vertices needs no products
+    with dense maps. The objective is then a parabola, given by its slopes at both ends.
+    """
+
+    def __init__(self, work: Similarity, spaces: Sequence[str], held: Alignment) -> None:
+        """Look at `spaces`, the others held."""
+        self._work, self._spaces, self._held = work, spaces, held
+        degree = work.degree(spaces)
+        self._affine = degree <= 2
+        self._ends: dict[str, torch.Tensor] = {}
+        self.knots = [1.0] if self._affine else [(k + 1) / (degree - 1) for k in range(degree - 1)]
+        self.values: list[float] = []
+
+    def at(self, maps: Mapping[str, torch.Tensor | Map]) -> Alignment:
+        """All maps, those that are relaxed among them."""
+        relaxed = {s: Relaxed(m) if isinstance(m, torch.Tensor) else m for s, m in maps.items()}
+        return replace(self._held, maps={**self._held.maps, **relaxed})
+
+    def gradients(self, maps: Mapping[str, torch.Tensor | Map]) -> dict[str, torch.Tensor]:
+        """Of every space, on the CPU."""
+        if any(isinstance(map, torch.Tensor) for map in maps.values()):
+            self._work.flop += self._work.dense_flop(self._spaces)
+        at = self.at(maps)
+        return {s: self._work.benefit(s, at).cpu() for s in self._spaces}
+
+    def look_at(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        vertices: Mapping[str, Permutation],
+        value: float,
+        slope: float,
+    ) -> None:
+        """Find the values at `knots`, from value and slope at the beginning."""
+        if self._affine:
+            self._ends = self.gradients(vertices)
+            self.values = [value + (slope + _slope(self._ends, weights, vertices)) / 2]
+            return
+        between = (self.at(_towards(weights, vertices, t)) for t in self.knots)
+        self.values = [self._work.objective(at) for at in between]
+
+    def moved(
+        self,
+        gradients: Mapping[str, torch.Tensor],
+        weights: Mapping[str, torch.Tensor],
+        step: float,
+    ) -> dict[str, torch.Tensor]:
+        """The gradients at a share of the way, where the maps are `weights`."""
+        if not self._affine:
+            return self.gradients(weights)
+        return {s: torch.lerp(g, self._ends[s], step) for s, g in gradients.items()}
+
+
+def _slope(
+    gradients: Mapping[str, torch.Tensor],
+    weights: Mapping[str, torch.Tensor],
+    vertices: Mapping[str, Permutation],
+) -> float:
+    """What the objective gains on the way to the vertices, to first order."""
+    slope = 0.0
+    for space, gradient_NN in gradients.items():
+        index_N = vertices[space].index_M
+        slope += float(gradient_NN[index_N, torch.arange(len(index_N))].sum(dtype=torch.float64))
+        slope -= float((gradient_NN * weights[space]).sum(dtype=torch.float64))
+    return slope
 
 
 def line_search(
@@ -139,11 +201,6 @@ def line_search(
     candidates = [0.0, 1.0, *np.sort(inside).tolist()]
     best = max(candidates, key=lambda s: float(polynomial(s)))
     return best, float(polynomial(best))
-
-
-def _at(held: Alignment, maps: Mapping[str, torch.Tensor | Map]) -> Alignment:
-    relaxed = {s: Relaxed(m) if isinstance(m, torch.Tensor) else m for s, m in maps.items()}
-    return replace(held, maps={**held.maps, **relaxed})
 
 
 def _towards(
