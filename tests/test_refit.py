@@ -75,6 +75,36 @@ def test_ridge_is_lstsq_in_both_forms(n, d, o, ridge, with_bias, seed):
         assert found.after <= found.before + 1e-12
 
 
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rows_in_float32_with_a_large_mean_lose_no_digits_to_it(with_bias, weighted):
+    n, d, o = 400, 6, 3
+    inputs = (draw(n, d) + 3000 * draw(1, d, seed=1)).float()
+    target = (1e-2 * inputs @ draw(d, o, seed=2).float() + draw(n, o, seed=3)).float()
+    prior, bias = draw(o, d, seed=4), draw(o, seed=5) if with_bias else None
+    counts = torch.randint(1, 4, (n,), generator=torch.Generator().manual_seed(0))
+    sums = Ridge(prior[None], None if bias is None else bias[None], rows=10_000)
+    many = counts if weighted else torch.ones_like(counts)
+    for part in torch.arange(n).chunk(3):
+        weights = many[part] if weighted else None
+        sums.add(inputs[None, part], target[None, part], weights)
+    found = sums.solve(1e-9, where="layer")
+    repeated = (rows.double().repeat_interleave(many, 0) for rows in (inputs, target))
+    weight, _ = by_lstsq(*repeated, prior, bias, 1e-9)
+    torch.testing.assert_close(found.weight_gOD[0], weight, rtol=1e-3, atol=1e-3)
+
+
+def test_a_miss_of_rounding_is_told_from_a_small_one():
+    inputs, weight = draw(300, 200).float(), draw(4, 200, seed=1)
+    exact = inputs.double() @ weight.T
+    for miss, fitted in ((0.0, False), (5e-7, False), (3e-6, True)):
+        sums = Ridge(weight[None], None, rows=10_000)
+        noise = draw(300, 4, seed=2)
+        sums.add(inputs[None], (exact + miss * exact.norm() / noise.norm() * noise)[None])
+        assert sums.residual == pytest.approx(miss, abs=1e-12)
+        assert (sums.solve(0.01, where="layer") is not None) is fitted
+
+
 def test_panels_of_products_make_the_whole(monkeypatch):
     inputs, target, prior = draw(2, 30, 11), draw(2, 30, 4, seed=1), draw(2, 4, 11, seed=2)
     found = []

@@ -2,9 +2,10 @@
 
     minimise ||H W^T + b - Z||^2 / n + lam * mean(diag(H^T H / n)) * ||W - W0||^2
 
-Legend: g groups (independent problems), n rows, D inputs, O outputs. Rows come in float32 and are
-summed in float64. Memory: one D x D matrix for each group (primal), or the n x D rows where n < D
-(dual form).
+Legend: g groups (independent problems), n rows, D inputs, O outputs. Products of a batch are taken
+in the dtype of its rows (float32), about the mean of the first batch so that no digits are lost to
+a large mean, and summed in float64. Memory: one D x D matrix for each group (primal), or the n x D
+rows where n < D (dual form).
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ _PANEL = 512
 
 # A layer that misses its target by less than this, relative to it, is left untouched.
 UNTOUCHED = 1e-6
+# A smaller miss is found in float64: float32 products err by up to some 1e-6 of the target.
+_IN_DOUBLE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class Ridge:
         like = self.prior_gOD
         self.dual = rows < d  # the smaller of the two systems is solved
         self.rows = 0.0
+        self.shift_gD = like.new_zeros(g, d)
         self.sum_gD = like.new_zeros(g, d)
         self.rest_gO = like.new_zeros(g, o)
         self.target = self.missed = 0.0
@@ -75,40 +79,54 @@ class Ridge:
 
     def add(self, inputs_gnD: Tensor, target_gnO: Tensor, weights_n: Tensor | None = None) -> None:
         """Count rows of inputs and of what they should give; with `weights_n`, so often each."""
-        inputs, target = inputs_gnD.double(), target_gnO.double()
-        rest = target - torch.einsum("gnd,god->gno", inputs, self.prior_gOD)
-        if self.bias_gO is not None:
-            rest -= self.bias_gO[:, None]
+        if not (self.dual or self.rows):
+            # Exactly what is subtracted below: the nearest number of the dtype of the rows.
+            self.shift_gD = inputs_gnD.mean(1).double()
+        target, rest = target_gnO, self._rest(inputs_gnD, target_gnO)
+        inputs = inputs_gnD - self.shift_gD.to(inputs_gnD)[:, None]
         root_n1 = inputs.new_ones(inputs.shape[1], 1)
         if weights_n is None:
             self.rows += inputs.shape[1]
-            self.sum_gD += inputs.sum(1)
-            self.rest_gO += rest.sum(1)
+            self.sum_gD += inputs.sum(1, dtype=torch.float64)
+            self.rest_gO += rest.sum(1, dtype=torch.float64)
         else:
             many = weights_n.to(inputs)
-            self.rows += float(many.sum())
+            self.rows += float(many.sum(dtype=torch.float64))
             self.sum_gD += torch.einsum("n,gnd->gd", many, inputs)
-            self.rest_gO += torch.einsum("n,gno->go", many, rest)
+            self.rest_gO += torch.einsum("n,gno->go", many.to(rest), rest)
             root_n1 = many[:, None].sqrt()
             inputs, target, rest = inputs * root_n1, target * root_n1, rest * root_n1
-            inputs_gnD = inputs
-        self.target += float(target.square().sum())
-        self.missed += float(rest.square().sum())
+        self.target += _squares(target)
+        self.missed += _squares(rest)
         if self.dual:
             self._inputs.append(inputs)
             self._rests.append(rest)
             self._roots.append(root_n1)
             return
         # As long as the prior is right nothing will have to be solved: the product can wait.
-        self._waiting.append((inputs_gnD, rest))
+        self._waiting.append((inputs, rest))
         if self.residual >= UNTOUCHED:
             self._count()
 
+    def _rest(self, inputs_gnD: Tensor, target_gnO: Tensor) -> Tensor:
+        """What the prior misses: in the dtype of the rows, but where that is little in float64."""
+        rest = self._missed(inputs_gnD, target_gnO)
+        if _squares(rest) < _IN_DOUBLE**2 * _squares(target_gnO):
+            rest = self._missed(inputs_gnD.double(), target_gnO.double())
+        return rest
+
+    def _missed(self, inputs_gnD: Tensor, target_gnO: Tensor) -> Tensor:
+        prior_gDO = self.prior_gOD.to(inputs_gnD).transpose(1, 2)
+        rest = target_gnO.to(inputs_gnD) - inputs_gnD @ prior_gDO
+        if self.bias_gO is not None:
+            rest -= self.bias_gO.to(rest)[:, None]
+        return rest
+
     def _count(self) -> None:
         for inputs, rest in self._waiting:
-            turned = inputs.double().transpose(1, 2)
+            turned = inputs.transpose(1, 2)
             _add_products(self.gram_gDD, turned)
-            self.cross_gDO.baddbmm_(turned, rest)
+            self.cross_gDO += turned @ rest.to(turned)
         self._waiting.clear()
 
     @property
@@ -135,40 +153,46 @@ class Ridge:
         self._count()
         return self._primal(ridge, where)
 
+    def _mean(self) -> Tensor:
+        """Of the inputs, g x D."""
+        return self.shift_gD + self.sum_gD / self.rows
+
     def _primal(self, ridge: float, where: str) -> RidgeFit:
         n = self.rows
-        mean_gD, rest_gO = self.sum_gD / n, self.rest_gO / n
-        power = _or_one(self.gram_gDD.diagonal(dim1=1, dim2=2).mean(1) / n)
-        centred = _mirrored(self.gram_gDD).div_(n)
-        cross = self.cross_gDO / n
+        off_gD, mean_gD, rest_gO = self.sum_gD / n, self._mean(), self.rest_gO / n
+        # Sums are about the shift: what that is off by makes them moments about the mean.
+        moments = _mirrored(self.gram_gDD).div_(n)
+        moments.baddbmm_(off_gD[:, :, None], off_gD[:, None], alpha=-1)
+        power = _or_one((moments.diagonal(dim1=1, dim2=2) + mean_gD.square()).mean(1))
+        cross, about_gD, start = self.cross_gDO / n, -off_gD, self.missed / n
         if self.bias_gO is not None:
-            _centre(centred, mean_gD)
-            cross = cross - torch.einsum("gd,go->gdo", mean_gD, rest_gO)
-        system = centred.clone()
+            start -= float(rest_gO.square().sum())
+        else:  # the mean is fitted by the weight as well
+            moments.baddbmm_(mean_gD[:, :, None], mean_gD[:, None])
+            about_gD = self.shift_gD
+        cross += about_gD[:, :, None] * rest_gO[:, None]
+        system = moments.clone()
         system.diagonal(dim1=1, dim2=2).add_(ridge * power[:, None])
         step_gDO = _solve(system, cross, where)
         weight = self.prior_gOD + step_gDO.transpose(1, 2)
         # ||R - H D||^2 / n from the sums alone: |R|^2 - 2 <D, H^T R> + <D, H^T H D>.
-        gone = torch.einsum("gdo,gdo->", step_gDO, cross)
-        left = (step_gDO * (centred @ step_gDO)).sum()
-        start = self.missed / n
-        if self.bias_gO is not None:
-            start -= float(rest_gO.square().sum())
-        else:
-            _centre(centred, mean_gD)
-        variance = ((weight @ centred) * weight).sum(2)
+        gone = (step_gDO * cross).sum()
+        left = (step_gDO * (moments @ step_gDO)).sum()
+        variance = ((weight @ moments) * weight).sum(2)
+        if self.bias_gO is None:
+            variance -= torch.einsum("god,gd->go", weight, mean_gD).square()
         return self._solution(weight, variance, start - 2 * float(gone) + float(left))
 
     def _dual(self, ridge: float, where: str) -> RidgeFit:
-        inputs, rest = torch.cat(self._inputs, 1), torch.cat(self._rests, 1)
-        root_n1 = torch.cat(self._roots)
+        inputs, rest = (torch.cat(rows, 1).double() for rows in (self._inputs, self._rests))
+        root_n1 = torch.cat(self._roots).double()
         self._inputs.clear()
         self._rests.clear()
         n = self.rows
         power = _or_one(inputs.square().sum(1).mean(1) / n)
         # With weights w rows are scaled by their roots, and so is the mean that is taken away.
         centred, rest_c = inputs, rest
-        mean_gD = (self.sum_gD / n)[:, None]
+        mean_gD = self._mean()[:, None]
         if self.bias_gO is not None:
             centred = inputs - mean_gD * root_n1
             rest_c = rest - (self.rest_gO / n)[:, None] * root_n1
@@ -184,7 +208,7 @@ class Ridge:
         return self._solution(weight, spread_gO, float(left.square().sum()) / n)
 
     def _solution(self, weight: Tensor, variance: Tensor, left: float) -> RidgeFit:
-        mean_gD = self.sum_gD / self.rows
+        mean_gD = self._mean()
         bias = None
         if self.bias_gO is not None:
             step = weight - self.prior_gOD
@@ -201,6 +225,11 @@ class Ridge:
         )
 
 
+def _squares(rows: Tensor) -> float:
+    """Sum of squares, in float64."""
+    return float(rows.square().sum(dtype=torch.float64))
+
+
 def _or_one(power_g: Tensor) -> Tensor:
     """A group whose inputs are all zero (a dead channel, depthwise) keeps its prior."""
     return torch.where(power_g > 0, power_g, 1.0)
@@ -211,12 +240,7 @@ def _add_products(sums_gRR: Tensor, rows_gRn: Tensor) -> None:
     size = rows_gRn.shape[1]
     for start in range(0, size, _PANEL):
         panel = rows_gRn[:, start : start + _PANEL].transpose(1, 2)
-        sums_gRR[:, start:, start : start + _PANEL].baddbmm_(rows_gRn[:, start:], panel)
-
-
-def _centre(moments_gDD: Tensor, mean_gD: Tensor) -> None:
-    """Second moments about the mean, in place."""
-    moments_gDD.baddbmm_(mean_gD[:, :, None], mean_gD[:, None], alpha=-1)
+        sums_gRR[:, start:, start : start + _PANEL] += rows_gRn[:, start:] @ panel
 
 
 def _mirrored(sums_gRR: Tensor) -> Tensor:
