@@ -33,7 +33,7 @@ WAYS = {
     "descent": ("--matcher", "descent"),
     "auto": ("--matcher", "auto"),
     "paper": ("--paper",),
-    "refit": ("--blend", "refit"),
+    "refit": ("--blend", "average"),
     "joint": ("--blend", "joint"),
 }
 

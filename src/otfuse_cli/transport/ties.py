@@ -44,7 +44,7 @@ def has_ties(cost_NM: Tensor) -> bool:
             if int(torch.count_nonzero(matrix <= least + slack)) > matrix.shape[0]:
                 return True
         # Equal rows have equal sums: the order of summation is the same for each of them.
-        sums, order = matrix.contiguous().sum(1, dtype=torch.float64).sort()
+        sums, order = matrix.contiguous().sum(1).sort()
         for k in (sums[1:] == sums[:-1]).nonzero().flatten().tolist():
             if torch.equal(matrix[order[k]], matrix[order[k + 1]]):
                 return True
