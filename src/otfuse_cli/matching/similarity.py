@@ -48,7 +48,7 @@ class Similarity:
         self._kept: dict[str, tuple[torch.Tensor, torch.Tensor]] | None = (
             {} if 4 * numbers <= _KEEP_BYTES else None
         )
-        self._seen: dict[tuple[str, int], list[torch.Tensor]] = {}
+        self._seen: dict[tuple[str, int, str], list[torch.Tensor]] = {}
         self.flop = 0.0
 
     @property
@@ -157,9 +157,11 @@ class Similarity:
         for name, dim in self.places[space]:
             mine, theirs = self.read(name)
             # What is no view of the anchor's tensor is kept like it: it never changes.
-            others = self._seen.get((name, dim)) or self._unfolded(theirs, (name, dim), space)
+            others = self._seen.get((name, dim, space))
+            if others is None:
+                others = self._unfolded(theirs, (name, dim), space)
             if self._kept is not None and dim:
-                self._seen[name, dim] = others
+                self._seen[name, dim, space] = others
             self._add_products(sides, (name, dim), space, (mine, theirs), others, alignment)
         return sides
 
