@@ -18,6 +18,7 @@ from otfuse_cli.running.runnable import runnable
 from otfuse_cli.running.samples import Samples
 from test_twins import permuted
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
 IMAGE = (3, 8, 8)
 
 

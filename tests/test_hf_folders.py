@@ -13,6 +13,7 @@ from otfuse_cli.graph.spec.from_shapes import layer_graph
 from otfuse_cli.running.relabel import draw_maps, relabel
 
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("kept_graphs")
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ _SMALL = {
     "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32, "intermediate_size": 48,
     "vocab_size": 99,
 }  # fmt: skip
-_T5 = {"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+_T5 = {"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4}
 _WHISPER = {
     "vocab_size": 99, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1,
     "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48,

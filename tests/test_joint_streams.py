@@ -18,6 +18,7 @@ from otfuse_cli.session.parents import assemble
 from test_orthogonal import NETS, change, folder, known, made, tensors_of, twin
 
 pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("kept_graphs")
 COUNT = 120
 
 

@@ -20,6 +20,7 @@ from otfuse_cli.matching.matchers.orthogonal import Moves, complement, match_rot
 from otfuse_cli.running.relabel import draw_maps, relabel_state
 
 pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("kept_graphs")
 NETS = ("vit", "gpt2-untied", "llama", "qwen2")
 
 
@@ -158,7 +159,7 @@ def test_a_turned_twin_merges_into_the_same_function(name, tmp_path):
     assert change(name, own, plain) > 0.1
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", ["vit", "llama"])
 def test_a_net_with_itself(name, tmp_path):
     own = tensors_of(name)
     fused, _ = otfuse_cli.merge(own, own, arch=folder(name, tmp_path), residual="orthogonal")
@@ -192,7 +193,8 @@ def test_rotary_pairs_are_turned_together(tmp_path):
     assert change("llama", own, fused) < 1e-4
 
 
-@pytest.mark.parametrize("name", NETS)
+# A norm with a mean and one without: what the others are is seen by the tests above.
+@pytest.mark.parametrize("name", ["vit", "qwen2"])
 def test_the_librarys_own_class_loads_what_is_written(name, tmp_path):
     import transformers
 

@@ -22,6 +22,7 @@ from test_joint_streams import inputs_for
 from test_orthogonal import folder, made
 
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("kept_graphs")
 HEAD = "lm_head.weight"
 EMBEDDING = {"gpt2": "transformer.wte.weight", "llama-tied": "model.embed_tokens.weight"}
 TIED = tuple(EMBEDDING)
