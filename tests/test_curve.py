@@ -14,6 +14,8 @@ import otfuse_cli
 from otfuse_cli.commands.curve import barrier
 from otfuse_cli.running.evaluation import Score
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
+
 WEIGHTS = ["0", "0.25", "0.5", "0.75", "1"]
 
 

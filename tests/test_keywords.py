@@ -23,6 +23,8 @@ from otfuse_cli.requests import requests
 from otfuse_cli.requests.keywords import request
 from otfuse_cli.requests.recipe import Recipe
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
+
 KINDS = {
     "merge": requests.MergeRequest,
     "prune_fuse": requests.PruneFuseRequest,

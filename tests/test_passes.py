@@ -11,6 +11,8 @@ from otfuse_cli.errors import IncompatibleModels, UsageError
 from test_matchers import random_like
 from test_twins import permuted
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
+
 WIDTHS = (9, 14, 12, 5)
 
 

@@ -14,6 +14,8 @@ from otfuse_cli import errors
 from otfuse_cli.pruning.amounts import kept_count
 from otfuse_cli.transport.semi_relaxed import bounded_plan, choose_support, nearest_plan
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
+
 SHARE = "the amount is a share of units to remove"
 
 
