@@ -32,7 +32,6 @@ QUICK = {
     "image-parametrised",
     "up-hook",
     "words-hook",
-    "residual-parametrised",
     "sagan",
 }
 MERGED = [k if k in QUICK else pytest.param(k, marks=pytest.mark.slow) for k in KINDS]
