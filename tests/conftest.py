@@ -66,6 +66,19 @@ def demo_pair(tmp_path: Path) -> tuple[Path, Path]:
     return paths[0], paths[1]
 
 
+@pytest.fixture
+def kept_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verbs export a network once for all tests that ask for this: not for tests of exporting."""
+    import kept_traces
+    from otfuse_cli.graph.trace import from_module
+    from otfuse_cli.running import runnable
+
+    trace = kept_traces.kept_graphs(from_module.trace)
+    monkeypatch.setattr(from_module, "trace", trace)
+    monkeypatch.setattr(runnable, "trace", trace)
+    monkeypatch.setattr(runnable, "export", kept_traces.kept_programs(from_module.export))
+
+
 @dataclass(frozen=True)
 class Run:
     """What a command line left behind."""

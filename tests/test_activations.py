@@ -18,6 +18,7 @@ from otfuse_cli.running.runnable import runnable
 from otfuse_cli.running.samples import Samples
 from test_twins import permuted
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
 IMAGE = (3, 8, 8)
 
 
@@ -189,7 +190,12 @@ def test_other_widths():
     wide = {n: t.clone() for n, t in state(randomise(Mlp((12, 11, 9, 8, 5)), 9)).items()}
     narrow = state(mlp()[0])
     fused, report = otfuse_cli.merge(
-        wide, narrow, arch=arch("mlp"), align="acts", samples={"x": draw("mlp", 40)}
+        wide,
+        narrow,
+        arch=arch("mlp"),
+        align="acts",
+        blend="average",
+        samples={"x": draw("mlp", 40)},
     )
     assert {n: t.shape for n, t in fused.items()} == {n: t.shape for n, t in narrow.items()}
     assert [space.sizes for space in report.spaces] == [(11, 9), (9, 8), (8, 7)]

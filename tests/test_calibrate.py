@@ -19,6 +19,8 @@ from otfuse_cli.running.runnable import runnable
 from otfuse_cli.running.samples import Samples
 from otfuse_cli.runtime import Runtime
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
+
 RUNTIME = Runtime("cpu", 0)
 MUCH, NOTHING = 1 << 30, 0
 COUNT = 48

@@ -19,6 +19,8 @@ from otfuse_cli.graph.trace.program import labelled_program
 from otfuse_cli.session.candidates import _Trial
 from otfuse_cli.session.ways import Ways
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
+
 WIDE, NARROW = (12, 30, 24, 5), (12, 10, 8, 5)
 
 

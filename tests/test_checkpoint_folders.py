@@ -78,6 +78,18 @@ def refusal(path: Path, kind: type[OtfuseError] = UnreadableInput) -> OtfuseErro
 # -- Hugging Face
 
 
+def test_what_could_be_meant_is_named_as_far_as_it_can_be_read(tmp_path: Path) -> None:
+    """Ten checkpoints side by side: eight are named, and how to name one."""
+    for letter in "abcdefghij":
+        save_file(STATE, tmp_path / f"{letter}.safetensors")
+    with pytest.raises(UsageError) as caught:
+        open_checkpoint(tmp_path)
+    assert caught.value.what == "several checkpoints in one folder"
+    named = ", ".join(f"{letter}.safetensors" for letter in "abcdefgh")
+    assert caught.value.why == f"any of these could be meant: {named}"
+    assert caught.value.fix == f"name one of them, for example {tmp_path}/a.safetensors"
+
+
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
 def test_shards_with_an_index(tmp_path: Path, kind: str) -> None:
     folder = hf_folder(tmp_path / "model", kind)

@@ -16,6 +16,8 @@ from otfuse_cli.checkpoint.open import open_checkpoint
 from otfuse_cli.errors import UsageError
 from test_publication import mlp
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
+
 A, B = mlp(0), mlp(1)
 NET = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
 

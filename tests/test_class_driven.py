@@ -15,6 +15,8 @@ from otfuse_cli.running.execute import Walk, flat_inputs
 from otfuse_cli.running.runnable import runnable
 from otfuse_cli.running.samples import Samples
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
+
 SORTER = """
 import torch
 from torch import nn

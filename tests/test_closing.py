@@ -10,6 +10,8 @@ from conftest import make_report
 from otfuse_cli.cli.closing import closing
 from otfuse_cli.report.records import Checks, SpaceRecord
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
+
 
 def space(ot_cost, identity_cost, random_cost=None, size=10, source=10):
     return SpaceRecord(

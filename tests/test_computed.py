@@ -13,6 +13,7 @@ from computed_nets import NETS, drawn, make
 from otfuse_cli.graph.trace.from_module import trace
 from otfuse_cli.running.relabel import draw_maps, relabel_state
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
 State = dict[str, Tensor]
 
 

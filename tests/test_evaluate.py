@@ -15,6 +15,8 @@ import otfuse_cli
 from nets import state
 from otfuse_cli.errors import UsageError
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
+
 NET = """
 import torch
 from torch import nn

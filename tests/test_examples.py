@@ -11,6 +11,8 @@ import torch
 
 import otfuse_cli
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -122,16 +124,22 @@ def test_trained_networks_are_kept(mnist, data, tmp_path, capsys):
     assert not torch.equal(first[0]["fc1.weight"], first[1]["fc1.weight"])
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Where the networks of these experiments are kept: several take the same ones."""
+    return tmp_path_factory.mktemp("trained")
+
+
 def quick(mnist, hidden):
     """Shorter training than the paper's: an epoch at a rate that falls from 0.1."""
     return mnist.Recipe(hidden, epochs=1, rate=0.1, decay=True)
 
 
 @pytest.mark.slow
-def test_four_networks(mnist, data, tmp_path):
+def test_four_networks(mnist, data, trained):
     """The experiment of examples/four_mlps.py in small. Measured: 33.31, 92.03, 94.86, 95.32."""
     wanted = [mnist.Student(at, at) for at in range(4)]
-    nets = mnist.students(quick(mnist, (200, 100, 50)), wanted, data, tmp_path)
+    nets = mnist.students(quick(mnist, (200, 100, 50)), wanted, data, trained)
     test = mnist.load(data, "test")
     assert min(mnist.accuracy(n, test) for n in nets) > 96
     options = {"plain": {"align": "none"}, "paper": {"paper": True}, "default": {}}
@@ -146,11 +154,11 @@ def test_four_networks(mnist, data, tmp_path):
 
 
 @pytest.mark.slow
-def test_different_widths(mnist, data, tmp_path):
+def test_different_widths(mnist, data, trained):
     """200-100-50 into 100-50-25 and back: no scale that can be asked for is better."""
     wanted = [mnist.Student(0, 0), mnist.Student(1, 1)]
-    wide = mnist.students(quick(mnist, (200, 100, 50)), wanted[:1], data, tmp_path)[0]
-    slim = mnist.students(quick(mnist, (100, 50, 25)), wanted[1:], data, tmp_path)[0]
+    wide = mnist.students(quick(mnist, (200, 100, 50)), wanted[:1], data, trained)[0]
+    slim = mnist.students(quick(mnist, (100, 50, 25)), wanted[1:], data, trained)[0]
     test = mnist.load(data, "test")
     for pair in ((wide, slim), (slim, wide)):
         default, paper, preserve = (
@@ -166,14 +174,14 @@ def test_different_widths(mnist, data, tmp_path):
     [((200, 100, 50), (200, 100, 50)), ((200, 100, 50), (40, 20, 10)), ((40, 20, 10),) * 2],
     ids=["equal", "narrower", "narrow"],
 )
-def test_with_inputs_nothing_ends_below_the_anchor(source, anchor, mnist, data, tmp_path):
+def test_with_inputs_nothing_ends_below_the_anchor(source, anchor, mnist, data, trained):
     """Default options, 400 and 2,000 inputs, two draws of each, two parents that hardly differ.
 
     What was gained lies within what 10,000 images can tell. Means
     measured: -0.04, -0.09, -0.14.
     """
     models = [
-        mnist.students(quick(mnist, hidden), [mnist.Student(at, at)], data, tmp_path)[0]
+        mnist.students(quick(mnist, hidden), [mnist.Student(at, at)], data, trained)[0]
         for at, hidden in enumerate((source, anchor))
     ]
     test, inputs = mnist.load(data, "test"), mnist.load(data, "train").images
@@ -210,13 +218,13 @@ def test_a_published_network_gains_from_its_larger_sister():
 
 
 @pytest.mark.slow
-def test_skill_transfer(mnist, data, tmp_path):
+def test_skill_transfer(mnist, data, trained):
     """A alone knows digit 4: somewhere along w_B the fusion beats A, B and the plain average."""
     parents = example("parents", EXAMPLES / "skill_transfer")
     train, test = (mnist.load(data, split) for split in ("train", "test"))
     parts = parents.portions(train, 4, (0.1, 0.9), 0)
     wanted = [mnist.Student(1, 1, parts[0]), mnist.Student(0, 0, parts[1])]
-    a, b = mnist.students(quick(mnist, (200, 100, 50)), wanted, data, tmp_path)
+    a, b = mnist.students(quick(mnist, (200, 100, 50)), wanted, data, trained)
     aligned, _ = otfuse_cli.merge(a, b, weights=(1, 0))
 
     def best(source, repair):

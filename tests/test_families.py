@@ -80,12 +80,15 @@ def recognised(name: str, **options) -> LayerGraph:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", _cases(list(CASES)))
 def test_a_family_is_what_its_module_computes(name: str) -> None:
+    from test_write_spec import require_family_returned
+
     graph = traced(name)
     for aliases in ({}, aliases_of(graph)):  # files that leave tied tensors out, and that hold them
         found = recognised(name, aliases=aliases)
         assert found.source == f"family {CASES[name].family}"
         assert graph_difference(found, graph) is None
         assert found.warnings == ()
+    require_family_returned(name)
 
 
 # Proven by what transformers loads (`test_hf_folders.py`): its module has other tensors.

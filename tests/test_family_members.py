@@ -19,6 +19,8 @@ from otfuse_cli.graph.spec.from_shapes import families, layer_graph
 from otfuse_cli.graph.spec.stored_shapes import StoredShapes
 from test_lookalikes import stored
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
+
 TORCHVISION = {
     "alexnet": "vgg",
     "vgg11": "vgg",

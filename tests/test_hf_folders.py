@@ -13,6 +13,7 @@ from otfuse_cli.graph.spec.from_shapes import layer_graph
 from otfuse_cli.running.relabel import draw_maps, relabel
 
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("kept_graphs")
 
 
 @pytest.fixture
@@ -56,7 +57,8 @@ _SMALL = {
     "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32, "intermediate_size": 48,
     "vocab_size": 99,
 }  # fmt: skip
-_T5 = {"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+_GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
+_T5 = {"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4}
 _WHISPER = {
     "vocab_size": 99, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1,
     "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48,
@@ -75,10 +77,15 @@ def made(name, config, seed, **more):
 @pytest.mark.parametrize(
     ("name", "config", "more"),
     [
-        ("RobertaForSequenceClassification", "RobertaConfig", _SMALL),
         ("T5ForConditionalGeneration", "T5Config", _T5),
         ("WhisperForConditionalGeneration", "WhisperConfig", _WHISPER),
-        ("Qwen3ForCausalLM", "Qwen3Config", {**_SMALL, "num_key_value_heads": 2, "head_dim": 8}),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("RobertaForSequenceClassification", "RobertaConfig", _SMALL),
+                ("Qwen3ForCausalLM", "Qwen3Config", {**_SMALL, **_GROUPED}),
+            )
+        ),
     ],
 )
 def test_a_folder_needs_no_flag(tmp_path, name, config, more):

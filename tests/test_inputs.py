@@ -12,6 +12,8 @@ from safetensors.torch import save_file
 from nets import ResNet, randomise, state
 from otfuse_cli.running import inputs
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
+
 
 def digits(count=40, width=64, **changes):
     values = np.random.default_rng(0).random((count, width), np.float32)

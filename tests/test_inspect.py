@@ -23,6 +23,8 @@ from otfuse_cli.requests.recipe import Recipe
 from otfuse_cli.session import memory_limit
 from test_report_schema import REPORT
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
+
 
 def net(widths, seed=0, dtype=torch.float32):
     """A chain of linear layers, random weights, as a state dict."""

@@ -18,6 +18,8 @@ from otfuse_cli.graph.trace.from_module import export, trace
 from otfuse_cli.graph.trace.program import labelled_program
 from otfuse_cli.session.candidates import clearly_more
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
+
 NET = """
 import torch
 from torch import nn

@@ -23,6 +23,8 @@ from otfuse_cli.requests import requests
 from otfuse_cli.requests.keywords import request
 from otfuse_cli.requests.recipe import Recipe
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
+
 KINDS = {
     "merge": requests.MergeRequest,
     "prune_fuse": requests.PruneFuseRequest,
@@ -453,22 +455,23 @@ def test_align_takes_what_makes_a_tensor(kind):
 
 
 @pytest.mark.parametrize(
-    ("source", "options"),
+    ("source", "options", "what"),
     [
-        (object(), {}),
-        ("rows", {}),
-        ([[1.0], [1.0, 2.0]], {}),
-        (3.5, {}),
-        (torch.ones(2, 3, dtype=torch.complex64), {}),
-        (ROWS, {"metric": 3}),
-        (ROWS, {"metric": "manhattan"}),
-        (ROWS, {"unit_norm": "yes"}),
-        (ROWS, {"epsilon": "0.1"}),
-        (ROWS, {"seed": -1}),
-        (ROWS, {"metrics": "cosine"}),
+        (object(), {}, "source can't be a object"),
+        ("rows", {}, "source can't be a str"),
+        ([[1.0], [1.0, 2.0]], {}, "source can't be a list"),
+        (3.5, {}, "the layers don't fit together"),
+        (torch.ones(2, 3, dtype=torch.complex64), {}, "source can't be a Tensor"),
+        (ROWS, {"metric": 3}, "metric can't be a int"),
+        (ROWS, {"metric": "manhattan"}, "unknown value 'manhattan'"),
+        (ROWS, {"unit_norm": "yes"}, "unit_norm can't be a str"),
+        (ROWS, {"epsilon": "0.1"}, "epsilon can't be a str"),
+        (ROWS, {"seed": -1}, "out of range"),
+        (ROWS, {"metrics": "cosine"}, "no such option"),
     ],
-    ids=lambda value: str(value) if isinstance(value, dict) else type(value).__name__,
+    ids=lambda value: str(value) if isinstance(value, dict | str) else type(value).__name__,
 )
-def test_align_refuses_the_rest(source, options):
-    with pytest.raises(OtfuseError):
+def test_align_refuses_the_rest(source, options, what):
+    with pytest.raises(OtfuseError) as caught:
         otfuse_cli.align(source, ROWS, **options)
+    assert caught.value.what == what

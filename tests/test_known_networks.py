@@ -18,6 +18,8 @@ from otfuse_cli.running.known_networks import known_network, read_index, signatu
 from otfuse_cli.running.recognition import library_network
 from otfuse_cli.running.user_code import find_callable
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
+
 
 def shapes_of(module):
     return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
@@ -161,7 +163,9 @@ def test_a_config_decides(tmp_path, config, arch, library):
     assert library_network({"w": (2, 2)}, {"hidden_size": 3}, tmp_path) is None
 
 
-@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_efficientnet"])
+@pytest.mark.parametrize(
+    "name", ["test_resnet", "test_vit", pytest.param("test_efficientnet", marks=pytest.mark.slow)]
+)
 def test_a_published_network_needs_no_flag(tmp_path, name):
     a, b = (timm_net(name, seed, num_classes=6) for seed in (0, 1))
     paths = stored(tmp_path, name, a, b)
@@ -216,17 +220,26 @@ def test_a_plain_average_needs_no_library(without, monkeypatch):
     otfuse_cli.merge(model, model, align="none")
 
 
-def test_rivals_with_one_graph_are_told_and_others_refused(monkeypatch):
-    model = timm_net("efficientnet_b0")
-    shapes = shapes_of(model)
-    found = automatic.automatic(shapes)
-    assert found.graph.source == "timm efficientnet_b0, 1000 classes, traced"
-    (remark,) = found.remarks
-    assert "timm:tf_efficientnet_b0" in remark
-    monkeypatch.setattr(automatic, "graphs_differ", lambda *_: True)
-    with pytest.raises(IncompatibleModels, match="ambiguous") as caught:
+def test_rivals_with_another_graph_are_refused_and_those_with_the_same_told(monkeypatch):
+    """Norms over groups of channels and over all of them have the same tensors."""
+    shapes = shapes_of(timm_net("test_efficientnet_gn"))
+    with pytest.raises(IncompatibleModels, match="ambiguous architecture") as caught:
         automatic.automatic(shapes)
-    assert "--arch timm:efficientnet_b0" in caught.value.fix
+    assert "timm:test_efficientnet_ln have these tensors" in caught.value.why
+    assert "--arch timm:test_efficientnet_gn" in caught.value.fix
+    monkeypatch.setattr(automatic, "graphs_differ", lambda *_: False)
+    found = automatic.automatic(shapes)
+    assert found.graph.source == "timm test_efficientnet_gn, 1000 classes, traced"
+    (remark,) = found.remarks
+    assert "timm:test_efficientnet_ln has the same tensors" in remark
+
+
+@pytest.mark.slow
+def test_another_padding_is_another_network_of_the_same_graph():
+    found = automatic.automatic(shapes_of(timm_net("mobilenetv3_small_075")))
+    assert found.graph.source == "timm mobilenetv3_small_075, 1000 classes, traced"
+    (remark,) = found.remarks
+    assert "timm:tf_mobilenetv3_small_075" in remark
 
 
 def test_a_pruned_network_is_traced_as_the_one_that_it_came_from(tmp_path):

@@ -21,6 +21,8 @@ from test_joint_streams import inputs_for
 from test_orthogonal import made
 
 transformers = pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.usefixtures("kept_graphs")
 COUNT = 60
 CLASSES = {
     "vit": "ViTForImageClassification",

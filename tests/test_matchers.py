@@ -402,7 +402,7 @@ def test_what_exceeds_the_effort_is_named_instead_of_run():
     assert all(c.flop > 0 and not c.chosen for c in skipped)
     assert sum("--effort" in w for w in report.warnings) == 3
     assert "sweep + descent" in [c.name for c in report.candidates]
-    with pytest.raises(UsageError, match="effort"):
+    with pytest.raises(UsageError, match="--effort nan"):
         otfuse_cli.merge(a, b, effort=float("nan"))
 
 

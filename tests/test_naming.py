@@ -17,6 +17,8 @@ from otfuse_cli.checkpoint.open import open_checkpoint
 from otfuse_cli.errors import IncompatibleModels
 from test_publication import mlp
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
+
 State = dict[str, torch.Tensor]
 A, B = mlp(0), mlp(1)
 MEAN = {n: (A[n] + B[n]) / 2 for n in A}

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
 import norm_nets
 import otfuse_cli
+from kept_traces import kept_graphs, kept_programs
 from nets import StateDict, distance, randomise, run, state
 from otfuse_cli.fusion.calibrate import re_estimate, rescale
 from otfuse_cli.fusion.lockstep import Parent
 from otfuse_cli.fusion.repair import plan_repair
 from otfuse_cli.graph.analysis.fit_targets import fits, norm_fits
 from otfuse_cli.graph.model import LayerGraph
-from otfuse_cli.graph.trace.from_module import export, trace
+from otfuse_cli.graph.trace import from_module
 from otfuse_cli.graph.trace.program import labelled_program
 from otfuse_cli.matching.activations import observe
 from otfuse_cli.matching.alignment import Alignment
@@ -26,12 +25,15 @@ from otfuse_cli.running.samples import Samples
 from otfuse_cli.runtime import Runtime
 from otfuse_cli.transport.maps import Permutation
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
+export = kept_programs(from_module.export)
+trace = kept_graphs(from_module.trace)
 SHAPE = (4, 3, 8, 8)
 EVERY = pytest.mark.parametrize("name", norm_nets.NETS)
 
 
 def arch(name: str) -> str:
-    return f"{Path(norm_nets.__file__)}:narrow_{name.lower()}"
+    return f"norm_nets:narrow_{name.lower()}"
 
 
 def network(name: str, seed: int, widths: tuple[int, int] = norm_nets.NARROW) -> nn.Module:
@@ -93,10 +95,9 @@ def test_an_activation_that_is_not_homogeneous_hides_what_feeds_a_norm():
 
 
 @EVERY
-@pytest.mark.parametrize("share", [(0.5, 0.5), (0.2, 0.8)])
-def test_a_permuted_twin_keeps_the_function(name, share):
+def test_a_permuted_twin_keeps_the_function(name):
     net = network(name, 1)
-    fused, _ = otfuse_cli.merge(permuted(net), state(net), weights=share, arch=arch(name))
+    fused, _ = otfuse_cli.merge(permuted(net), state(net), weights=(0.2, 0.8), arch=arch(name))
     assert distance(run(net, fused, SHAPE), run(net, state(net), SHAPE)) < 1e-5
     for tensor, own in state(net).items():
         if tensor.endswith("running_var"):

@@ -20,6 +20,8 @@ from otfuse_cli.running.relabel import draw_maps, relabel, relabel_state
 from otfuse_cli.session.find_architecture import find_architecture
 from own_nets import NETS
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
+
 
 class Case:
     """Two networks of one architecture, and the three ways to name them."""
@@ -92,9 +94,14 @@ def doubled(case):
     return tensors
 
 
-@families("channels last", "view", "depthwise", "gate")
 @pytest.mark.parametrize(
-    ("way", "inputs"), [("each", "no inputs"), ("shapes", "refit"), ("each", "acts")]
+    ("case", "way", "inputs"),
+    [
+        *((name, "each", "no inputs") for name in ("channels last", "view", "depthwise", "gate")),
+        ("depthwise", "shapes", "refit"),
+        ("view", "each", "acts"),
+    ],
+    indirect=["case"],
 )
 def test_doubled_units_are_merged_exactly(case, way, inputs):
     """Widths 2n against n: whatever the weights, what comes out computes what both computed."""

@@ -11,6 +11,8 @@ from otfuse_cli.errors import IncompatibleModels, UsageError
 from test_matchers import random_like
 from test_twins import permuted
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
+
 WIDTHS = (9, 14, 12, 5)
 
 
@@ -75,7 +77,7 @@ def test_the_medoid_is_the_model_in_the_middle():
     around = [permuted(random_like(middle, s, 0.7), s) for s in (2, 3, 4)]
     _, report = otfuse_cli.merge(around[0], around[1], middle, around[2], anchor="medoid")
     assert report.recipe["anchor"] == 2
-    with pytest.raises(IncompatibleModels, match="medoid"):
+    with pytest.raises(IncompatibleModels, match="models of different widths have no medoid"):
         otfuse_cli.merge(middle, mlp(2, (9, 10, 12, 5)), anchor="medoid")
 
 

@@ -30,6 +30,8 @@ from otfuse_cli.running.sample_files import read_entries
 from otfuse_cli.running.user_code import find_callable, names_a_module, split_spec
 from test_publication import mlp, snapshot
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
+
 _POSIX = (
     *("preadv", "pread", "pwritev", "pwrite", "O_TMPFILE", "O_CLOEXEC", "O_DIRECTORY", "O_PATH"),
     *("sched_getaffinity", "posix_fallocate", "fchmod", "umask", "getuid", "sysconf"),

@@ -13,6 +13,8 @@ import nets
 import otfuse_cli
 from otfuse_cli.errors import GateFailed, IncompatibleModels, SolveFailed, UsageError
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
+
 NETS = '''
 import torch
 from torch import nn

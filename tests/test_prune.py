@@ -14,6 +14,10 @@ from otfuse_cli import errors
 from otfuse_cli.pruning.amounts import kept_count
 from otfuse_cli.transport.semi_relaxed import bounded_plan, choose_support, nearest_plan
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
+
+SHARE = "the amount is a share of units to remove"
+
 
 def mlp(**more):
     torch.manual_seed(0)
@@ -153,25 +157,33 @@ def test_one_unit_is_always_left():
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "what", "where"),
     [
-        ({}, "nothing says how much"),
-        ({"amount": 0.0}, "share"),
-        ({"amount": 1.0}, "share"),
-        ({"amount": 1.5}, "share"),
-        ({"amount": float("nan")}, "share"),
-        ({"layer": {"fc1": 1.0}}, "share"),
-        ({"layer": {"nobody": 0.5}}, "no such layer"),
-        ({"layer": {"fc4": 0.5}}, "can't be pruned"),
-        ({"layer": {"fc1.weight": 0.5, "fc1": 0.4}}, "two amounts"),
-        ({"amount": 0.5, "only": ("nobody*",)}, "fits nothing"),
-        ({"only": ("fc1",)}, "nothing says|needs"),
-        ({"amount": 0.5, "criterion": "best"}, "unknown value"),
+        ({}, "nothing says how much to prune", "--amount, --layer"),
+        ({"only": ("fc1",)}, "nothing says how much to prune", "--amount, --layer"),
+        ({"amount": 0.0}, f"{SHARE}: more than 0, less than 1", "--amount 0"),
+        ({"amount": 1.0}, f"{SHARE}: more than 0, less than 1", "--amount 1"),
+        ({"amount": float("nan")}, f"{SHARE}: more than 0, less than 1", "--amount nan"),
+        ({"layer": {"fc1": 1.0}}, f"{SHARE}: 0 or more, less than 1", "--layer fc1=1"),
+        ({"layer": {"nobody": 0.5}}, "no such layer", "--layer nobody=..."),
+        ({"layer": {"fc4": 0.5}}, "these units can't be pruned", "--layer fc4=..."),
+        (
+            {"layer": {"fc1.weight": 0.5, "fc1": 0.4}},
+            "two amounts for the same units",
+            "--layer fc1.weight=0.5 and fc1=0.4",
+        ),
+        (
+            {"amount": 0.5, "only": ("nobody*",)},
+            "the pattern fits nothing that can be pruned",
+            "--only nobody*",
+        ),
+        ({"amount": 0.5, "criterion": "best"}, "unknown value 'best'", "--criterion"),
     ],
 )
-def test_wrong_options(options, words):
-    with pytest.raises(errors.UsageError, match=words):
+def test_wrong_options(options, what, where):
+    with pytest.raises(errors.UsageError) as caught:
         otfuse_cli.prune(nets.state(mlp()), **options)
+    assert (caught.value.what, caught.value.where) == (what, where)
 
 
 def test_the_command_writes_a_smaller_file_and_a_report(cli, tmp_path):

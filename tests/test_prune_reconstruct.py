@@ -22,6 +22,8 @@ from test_joint import NET, outputs
 from test_prune import duplicated, mlp
 from test_report_schema import REPORT
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
+
 RECONSTRUCT = {"amount": 0.5, "criterion": "reconstruct"}
 
 

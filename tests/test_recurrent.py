@@ -10,6 +10,8 @@ import otfuse_cli
 from otfuse_cli.graph.trace.from_module import trace
 from otfuse_cli.running.relabel import draw_maps, relabel_state
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
+
 KINDS = [(nn.LSTM, False), (nn.LSTM, True), (nn.GRU, False), (nn.GRU, True), (nn.RNN, False)]
 
 

@@ -22,6 +22,8 @@ from otfuse_cli.graph.trace.from_module import export
 from otfuse_cli.graph.trace.program import labelled_program
 from otfuse_cli.session import bench
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
+
 
 def draw(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

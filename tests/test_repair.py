@@ -11,6 +11,8 @@ from otfuse_cli.fusion.repair import RowNorms, plan_repair
 from otfuse_cli.graph.spec.from_shapes import layer_graph
 from test_twins import widened
 
+pytestmark = pytest.mark.usefixtures("kept_graphs")
+
 WIDTHS = (11, 9, 8, 7, 5)
 
 

@@ -9,17 +9,22 @@ import torch
 from torch import nn
 
 import otfuse_cli
+from kept_traces import kept_graphs, kept_programs
 from nets import Mlp, randomise, state
 from otfuse_cli.fusion.lockstep import Lockstep, Parent
 from otfuse_cli.fusion.target import MeanTarget
 from otfuse_cli.graph.analysis.fit_targets import fits
-from otfuse_cli.graph.trace.from_module import export, trace
+from otfuse_cli.graph.trace import from_module
 from otfuse_cli.graph.trace.program import labelled_program
 from otfuse_cli.matching.alignment import Alignment
 from otfuse_cli.running.samples import Samples
 from otfuse_cli.transport.maps import Coupling, Map, Permutation
 from otfuse_cli.transport.plan import Plan
 from test_twins import widened
+
+pytestmark = pytest.mark.usefixtures("kept_graphs")
+export = kept_programs(from_module.export)
+trace = kept_graphs(from_module.trace)
 
 COUNT, WIDE, NARROW = 40, 12, 4
 

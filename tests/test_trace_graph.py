@@ -55,6 +55,25 @@ def test_expressions_and_roles(graph: LayerGraph) -> None:
     assert list(graph.tensors) == list(chain().state_dict())
 
 
+class Scores(nn.Module):
+    """Attention without a softmax: queries meet keys, both of which depend on the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(5, 6, bias=False) for _ in range(3))
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.query(x) @ self.key(x).transpose(1, 2) @ self.value(x))
+
+
+def test_a_rotation_cancels_between_two_values_and_a_scale_does_not() -> None:
+    """x R R^T y is x y for an orthogonal R alone; between a value and a weight any R cancels."""
+    graph = trace(Scores(), (torch.zeros(2, 4, 5),))
+    assert graph.spaces["query.weight:0"].exact == {"perm", "orth"}
+    assert graph.spaces["value.weight:0"].exact == {"perm", "scale", "orth", "gl"}
+
+
 def test_spaces_in_processing_order_with_reasons(graph: LayerGraph) -> None:
     assert [(s.id, s.size, s.pinned) for s in graph.spaces.values()] == [
         ("0.weight:0", 8, None),

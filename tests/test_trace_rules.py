@@ -306,6 +306,7 @@ CASES: list[tuple[str, Callable[..., Any], list[Tensor], str]] = [
     ("expand", lambda x: x.expand(5, 2, 3), [t(2, 1)], "a1 -> bac"),
     ("repeat", lambda x: x.repeat(2, 1, 3), [t(2, 4)], "ab -> ca(d*b)"),
     ("repeat-interleave", lambda x: x.repeat_interleave(3, 1), [t(2, 4)], "ab -> a(b*c)"),
+    ("repeat-interleave-flat", lambda x: x.repeat_interleave(3), [t(2, 4)], ".. -> ."),
     ("cat", lambda x, y: torch.cat([x, y, x], 1), [t(2, 3), t(2, 4)], "ab, ac -> a(b+c+b)"),
     ("stack", lambda x, y: torch.stack([x, y], 1), [t(2, 3), t(2, 3)], "ab, ab -> a.b"),
     ("pixel-shuffle", lambda x: F.pixel_shuffle(x, 2), [t(2, 12, 3, 3)], "a(b*.).. -> ab.."),

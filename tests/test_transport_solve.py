@@ -424,7 +424,7 @@ def test_refuses_a_tie_cost_of_another_shape() -> None:
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_refuses_options_that_are_not_positive(value: float) -> None:
-    with pytest.raises(UsageError, match="epsilon"):
+    with pytest.raises(UsageError, match="--epsilon must be a positive number"):
         solve(torch.zeros(2, 2), solver=Solver.SINKHORN, epsilon=value)
 
 

@@ -22,6 +22,7 @@ from test_joint_streams import inputs_for
 from test_orthogonal import folder, made
 
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("kept_graphs")
 HEAD = "lm_head.weight"
 EMBEDDING = {"gpt2": "transformer.wte.weight", "llama-tied": "model.embed_tokens.weight"}
 TIED = tuple(EMBEDDING)
@@ -66,7 +67,9 @@ def options_for(way: str, name: str) -> dict:
 @pytest.mark.parametrize(
     ("name", "way"),
     [
-        *((name, way) for name in TIED for way in ("orthogonal", "average")),
+        *((name, "average") for name in TIED),
+        ("gpt2", "orthogonal"),
+        pytest.param("llama-tied", "orthogonal", marks=pytest.mark.slow),
         *(pytest.param(name, "joint", marks=pytest.mark.slow) for name in TIED),
     ],
 )
@@ -136,11 +139,10 @@ def test_names_and_shapes_tell_it_too(name, tmp_path):
         torch.testing.assert_close(net.eval()(**inputs).logits, module(**inputs).logits)
 
 
-@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-def test_files_hold_both_tensors(suffix, tmp_path):
+def test_files_hold_both_tensors(tmp_path):
     """They no longer share their storage."""
     torch.save(state_of("gpt2"), tmp_path / "a.pt")
-    out = tmp_path / f"out{suffix}"
+    out = tmp_path / "out.pt"
     arch = folder("gpt2", tmp_path)
     options = {"untie": True, "residual": "orthogonal", "arch": arch}
     otfuse_cli.merge(tmp_path / "a.pt", tmp_path / "a.pt", output=out, **options)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import zoo
-from family_nets import CASES, HF
+from family_nets import HF
 from graph_difference import graph_difference
 from nets import TWO_BRANCHES_SPEC, TwoBranches
 from otfuse_cli.graph.model import LayerGraph, OpKind
@@ -20,7 +20,7 @@ from test_families import aliases_of, recognised, shapes_of, traced
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
-QUICK = ("mlp", "vgg-bn", "grouped", "gru-state", "fused-vit", "decoder", "mobilenet-se")
+QUICK = ("mlp", "grouped", "gru-state", "fused-vit")
 FAMILIES = ("mlp", "vgg-bn", "densenet", "mobilenet-v2", "convnext", "vit", "bert-sequence")
 
 
@@ -41,14 +41,8 @@ def returned(graph: LayerGraph) -> LayerGraph:
 UNREAD = {"slots", "graph"}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        n if n in QUICK else pytest.param(n, marks=pytest.mark.slow)
-        for n in zoo.ZOO
-        if n not in UNREAD
-    ],
-)
+# All others of the zoo come back in test_trace_zoo.py, which has their graphs.
+@pytest.mark.parametrize("name", QUICK)
 def test_a_traced_graph_comes_back(name: str) -> None:
     if zoo.ZOO[name].hf:
         pytest.importorskip("transformers")
@@ -72,10 +66,14 @@ def test_units_that_no_layer_reads_stay_in_a_spec_which_says_so(name: str) -> No
         assert acid_test(module, args, kwargs, again, seed=0, draws=1).passed
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in FAMILIES else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
-)
+# All others come back in test_families.py, which has their graphs.
+@pytest.mark.parametrize("name", FAMILIES)
 def test_the_graph_of_a_family_comes_back(name: str) -> None:
+    require_family_returned(name)
+
+
+def require_family_returned(name: str) -> None:
+    """What a family says of a network, written and read again, with and without a config."""
     aliases = aliases_of(traced(name))
     returned(recognised(name, aliases=aliases))
     if name in HF:
