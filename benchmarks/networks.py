@@ -33,8 +33,8 @@ from network_table import document
 DOCUMENT = Path(__file__).parents[1] / "docs" / "networks.md"
 SEED = 16
 TIMM, TRANSFORMERS = 120, 100  # networks
-MEMORY, CPU_SECONDS = 8 << 30, 120
-WALL_SECONDS = 5 * CPU_SECONDS  # on a busy machine
+MEMORY, CPU_SECONDS = 8 << 30, 240
+WALL_SECONDS = 4 * CPU_SECONDS  # on a busy machine
 META_ONLY = 300e6  # parameters from which on values aren't held
 IN_FLOAT32 = 50e6  # from which on two states in float64 would take too much memory and time
 LARGEST_TYPE = 30e6  # of a small config; more means that it was not made small

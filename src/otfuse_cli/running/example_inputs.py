@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import IncompatibleModels
+from ..graph.trace.chosen_rows import EverythingChosen
 from ..graph.trace.export_settings import eval_mode
 from .transformers_inputs import image_sides, transformers_inputs
 
@@ -35,7 +37,9 @@ def example_inputs(
 def _guess(module: nn.Module, where: str, device: str) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """Example inputs from the first layer; the first that the module accepts."""
     tried = []
-    with torch.device(device), torch.no_grad():
+    # Without values nothing can be chosen by data: then all is.
+    choosing = EverythingChosen() if device == "meta" else nullcontext()
+    with torch.device(device), torch.no_grad(), choosing:
         for args, kwargs in _candidates(module):
             try:
                 with eval_mode(module):

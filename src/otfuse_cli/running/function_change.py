@@ -143,8 +143,11 @@ def reordered_output(number: int, output: Tensor, graph: LayerGraph, maps: Maps)
 def relative_difference(new: Tensor, old: Tensor) -> float:
     """Largest change of an entry, relative to the largest finite entry of `old`; NaN is infinite.
 
-    Equal infinities count as no change: some networks mark what they rule out by them.
+    Equal infinities count as no change: some networks mark what they rule out by them. Another
+    shape is an infinite change: a detector finds more objects, or fewer.
     """
+    if new.shape != old.shape:
+        return inf
     if new.numel() == 0:
         return 0.0
     a, b = new.double(), old.double()
