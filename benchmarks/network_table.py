@@ -8,6 +8,7 @@ from typing import Any
 
 Result = Mapping[str, Any]
 
+MUCH_TOUCHED = 0.95
 LIBRARIES = ("torchvision", "timm", "transformers")
 HEAD = """\
 # Layer graphs of real networks
@@ -35,7 +36,7 @@ def document(results: Iterable[Result]) -> str:
     ordered = sorted(results, key=lambda r: (LIBRARIES.index(_library(r)), r["name"]))
     parts = [HEAD, "## Summary\n", _summary(ordered), "## Networks\n", _networks(ordered)]
     parts += ["## Failures\n", _failures(ordered), "## Warnings\n"]
-    parts.append(_operators(ordered))
+    parts += [_operators(ordered), "## Held in place\n", _held(ordered)]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -138,6 +139,23 @@ def _operators(results: Sequence[Result]) -> str:
         "traced as if all of it were chosen; the twin is the network as it is."
     )
     return f"{said}\n\n" + "\n".join(map(_group, sorted(places.items()))) + "\n"
+
+
+def _held(results: Sequence[Result]) -> str:
+    """Networks of which much is pinned, by the reason that holds most of it."""
+    names: dict[str, list[str]] = {}
+    for result in results:
+        held = result.get("held")
+        if held and result["touched"] < MUCH_TOUCHED:
+            reason = max(held, key=lambda one: (held[one], one))
+            names.setdefault(reason, []).append(f"{result['name']} ({held[reason]:.0%})")
+    rows = [f"- `{reason}`: {', '.join(of)}" for reason, of in sorted(names.items())]
+    said = (
+        f"Of these less than {MUCH_TOUCHED:.0%} is touched, here with the share that the main "
+        "reason holds. `unused` are layers that only training runs; `constant` are tables of sines "
+        "added to the units, `frequencies` Fourier transforms over them."
+    )
+    return f"{said}\n\n" + ("\n".join(rows) or "None.") + "\n"
 
 
 def _kind(result: Result) -> str:

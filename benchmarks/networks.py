@@ -260,6 +260,7 @@ def _traced(network: Any, args: Any, kwargs: Any, say: Say) -> Any:
         cpu=time.process_time() - cpu,
         peak=peak_rss_bytes(),
         touched=touched_share(network, graph),
+        held=held_shares(network, graph),
         spaces=len(list(graph.free())),
         warnings=list(graph.warnings),
         twin="left out",
@@ -279,6 +280,20 @@ def touched_share(network: Any, graph: Any) -> float:
     numbers = dict(network.named_parameters())
     moved = sum(p.numel() for name, p in numbers.items() if name in touched)
     return moved / max(1, sum(p.numel() for p in numbers.values()))
+
+
+def held_shares(network: Any, graph: Any) -> dict[str, float]:
+    """Parameters in tensors without a free axis, as shares of all, by the first reason for it."""
+    free = {space.id for space in graph.free() if space.size > 1}
+    numbers = {name: p.numel() for name, p in network.named_parameters()}
+    shares: Counter[str] = Counter()
+    for tensor in graph.tensors.values():
+        if tensor.units & free or tensor.name not in numbers:
+            continue
+        reasons = [graph.spaces[unit].pinned for unit in sorted(tensor.units)]
+        reason = next(filter(None, reasons), "positions")
+        shares[reason] += numbers[tensor.name] / sum(numbers.values())
+    return dict(shares)
 
 
 def _check(network: Any, args: Any, kwargs: Any, graph: Any, say: Say) -> None:

@@ -15,7 +15,7 @@ from otfuse_cli.errors import ExitCode, IncompatibleModels
 from otfuse_cli.graph.axes import Fixed, Prod, Unit
 from otfuse_cli.graph.model import LayerGraph, OpKind, Role
 from otfuse_cli.graph.trace.from_module import export, graph_from_program, trace
-from otfuse_cli.running.acid import _drawn, acid_test
+from otfuse_cli.running.acid import _drawn, acid_test, leave_one_out
 from otfuse_cli.running.function_change import function_change
 from otfuse_cli.running.relabel import draw_maps, relabel_state
 
@@ -164,6 +164,35 @@ def test_low_rank_adapters_produce_and_consume_their_rank() -> None:
     assert axes(graph, "b") == ["b:0", "a:0"]
 
 
+class Queries(nn.Module):
+    """Learned queries that meet one another before they meet data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries = nn.Parameter(torch.randn(3, 6))
+        self.q, self.k, self.v = nn.Linear(6, 5), nn.Linear(6, 5), nn.Linear(6, 6)
+        self.data, self.out = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        near = (self.q(self.queries) @ self.k(self.queries).T).softmax(-1)
+        queries = self.queries + near @ self.v(self.queries)
+        return self.out((queries[None] * self.data(x)[:, None]).tanh().mean(1))
+
+
+def test_biases_of_what_is_computed_from_weights_alone_are_used() -> None:
+    torch.manual_seed(0)
+    net, x = Queries().eval(), (torch.randn(2, 4),)
+    graph = trace(net, x)
+    free = {s.id for s in graph.free()}
+    assert {"queries:0", "queries:1", "q.weight:0"} <= free
+    assert axes(graph, "q.bias") == axes(graph, "k.bias") == ["q.weight:0"]
+    assert axes(graph, "v.bias") == ["queries:1"]
+    assert acid_test(net, x, None, graph, seed=0).passed
+    undetected = leave_one_out(net, x, None, graph, seed=0).undetected
+    # One number less for all scores of a query changes no softmax, and queries are averaged.
+    assert {(m.tensor, m.axis) for m in undetected} <= {("k.bias", 0), ("queries", 0)}
+
+
 def test_unused_tensors_are_pinned() -> None:
     class Unused(nn.Module):
         def __init__(self) -> None:
@@ -260,7 +289,7 @@ def test_a_shape_that_depends_on_the_data_is_refused() -> None:
             return y[y > 0].sum()
 
     with pytest.raises(IncompatibleModels, match="depends on the data") as caught:
-        trace(Chosen(3, 3), (torch.zeros(2, 3),))
+        graph_from_program(export(Chosen(3, 3), (torch.zeros(2, 3),)))
     assert "test_trace_graph.py:" in (caught.value.where or "")
 
 

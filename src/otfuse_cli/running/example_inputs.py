@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import IncompatibleModels
-from ..graph.trace.chosen_rows import EverythingChosen
 from ..graph.trace.export_settings import eval_mode
 from .transformers_inputs import image_sides, transformers_inputs
 
@@ -37,9 +35,7 @@ def example_inputs(
 def _guess(module: nn.Module, where: str, device: str) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """Example inputs from the first layer; the first that the module accepts."""
     tried = []
-    # Without values nothing can be chosen by data: then all is.
-    choosing = EverythingChosen() if device == "meta" else nullcontext()
-    with torch.device(device), torch.no_grad(), choosing:
+    with torch.device(device), torch.no_grad():
         for args, kwargs in _candidates(module):
             try:
                 with eval_mode(module):
