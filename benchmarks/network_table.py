@@ -22,7 +22,7 @@ The *twin* is the network with all of its free units permuted at random, on weig
 drawn anew; it has to compute the same outputs ([proof](methods/proof.md)). *Touched* is the share
 of parameters in tensors with free units. *Error* is the largest change of an output relative to the
 largest output, *allowed* what rounding may make of it; a network whose outputs aren't finite in
-float64 is run in float32, which `otfuse check` doesn't do. CPU seconds and the peak of its
+float64 is run in float32. CPU seconds and the peak of its
 process's memory are of the trace; imports are in the memory (0.3 GiB), not in the time.
 More than 8 GiB or 240 CPU seconds in all count as a failure. What could not be built, or not be run
 on the inputs made up here, says nothing about the graph and is counted apart.
