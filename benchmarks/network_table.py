@@ -151,9 +151,9 @@ def _held(results: Sequence[Result]) -> str:
             names.setdefault(reason, []).append(f"{result['name']} ({held[reason]:.0%})")
     rows = [f"- `{reason}`: {', '.join(of)}" for reason, of in sorted(names.items())]
     said = (
-        f"Of these less than {MUCH_TOUCHED:.0%} is touched, here with the share that the main "
-        "reason holds. `unused` are layers that only training runs; `constant` are tables of sines "
-        "added to the units, `frequencies` Fourier transforms over them."
+        f"Of these less than {MUCH_TOUCHED:.0%} is touched, here with the share under the most "
+        "frequent reason. `unused` are layers that the pass doesn't run, `constant` tables of "
+        "sines added to the units, `frequencies` Fourier transforms over them."
     )
     return f"{said}\n\n" + ("\n".join(rows) or "None.") + "\n"
 
