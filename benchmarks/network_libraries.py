@@ -24,11 +24,31 @@ def make_importable() -> None:
 
     libraries.make_importable()
     import torchvision
-    from torchvision.ops import boxes
 
     if not torchvision.extension._has_ops():
-        torch.library.impl("torchvision::nms", "CPU", func=_nms)
-        boxes._assert_has_ops = lambda: None
+        _define_operators()
+
+
+def _define_operators() -> None:
+    """What torchvision's detectors call, in Python, as its own operators are where they load."""
+    from torchvision.ops import boxes, roi_align
+
+    region = roi_align.__globals__
+    torch.library.impl("torchvision::nms", "CPU", func=_nms)
+    torch.library.define(
+        "torchvision::roi_align",
+        "(Tensor input, Tensor rois, float spatial_scale, int pooled_height, int pooled_width, "
+        "int sampling_ratio, bool aligned) -> Tensor",
+    )
+    torch.library.impl("torchvision::roi_align", "CPU", func=region["_roi_align"].__wrapped__)
+    torch.library.register_fake("torchvision::roi_align", _regions)
+    boxes._assert_has_ops = region["_assert_has_ops"] = lambda: None
+    region["_has_ops"] = lambda: True
+
+
+def _regions(features: torch.Tensor, rois: torch.Tensor, scale: float, *size: Any) -> torch.Tensor:
+    """The shape of (boxes, channels, height, width), from (n, channels, h, w) and (boxes, 5)."""
+    return features.new_empty(len(rois), features.shape[1], size[0], size[1])
 
 
 def _nms(dets: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:

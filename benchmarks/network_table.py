@@ -8,6 +8,7 @@ from typing import Any
 
 Result = Mapping[str, Any]
 
+MUCH_TOUCHED = 0.95
 LIBRARIES = ("torchvision", "timm", "transformers")
 HEAD = """\
 # Layer graphs of real networks
@@ -21,9 +22,9 @@ The *twin* is the network with all of its free units permuted at random, on weig
 drawn anew; it has to compute the same outputs ([proof](methods/proof.md)). *Touched* is the share
 of parameters in tensors with free units. *Error* is the largest change of an output relative to the
 largest output, *allowed* what rounding may make of it; a network whose outputs aren't finite in
-float64 is run in float32, which `otfuse check` doesn't do. CPU seconds and the peak of its
+float64 is run in float32. CPU seconds and the peak of its
 process's memory are of the trace; imports are in the memory (0.3 GiB), not in the time.
-More than 8 GiB or 120 CPU seconds in all count as a failure. What could not be built, or not be run
+More than 8 GiB or 240 CPU seconds in all count as a failure. What could not be built, or not be run
 on the inputs made up here, says nothing about the graph and is counted apart.
 A run that was stopped has measured the small networks and one of each family first:
 the table holds what there was.
@@ -34,8 +35,8 @@ def document(results: Iterable[Result]) -> str:
     """The page: a summary, a row for every network, every failure with its reason."""
     ordered = sorted(results, key=lambda r: (LIBRARIES.index(_library(r)), r["name"]))
     parts = [HEAD, "## Summary\n", _summary(ordered), "## Networks\n", _networks(ordered)]
-    parts += ["## Failures\n", _failures(ordered), "## Operators without a rule\n"]
-    parts.append(_operators(ordered))
+    parts += ["## Failures\n", _failures(ordered), "## Warnings\n"]
+    parts += [_operators(ordered), "## Held in place\n", _held(ordered)]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -126,14 +127,35 @@ def _failures(results: Sequence[Result]) -> str:
 
 
 def _operators(results: Sequence[Result]) -> str:
-    """What the trace warned of: each operator once, with the networks that it pins units in."""
+    """What the trace warned of: each warning once, with the networks that it was given for."""
     places: dict[str, list[str]] = {}
     for result in results:
         operators = {w.partition(";")[0] for w in result.get("warnings", ())}
         for operator in sorted(operators):
             places.setdefault(operator, []).append(result["name"])
-    said = "What they read and write stays in place; all around them is aligned all the same."
+    said = (
+        "What an operator without a rule reads and writes stays in place; all around it is aligned "
+        "all the same. What a network chooses by its data (the boxes that a detector keeps) is "
+        "traced as if all of it were chosen; the twin is the network as it is."
+    )
     return f"{said}\n\n" + "\n".join(map(_group, sorted(places.items()))) + "\n"
+
+
+def _held(results: Sequence[Result]) -> str:
+    """Networks of which much is pinned, by the reason that holds most of it."""
+    names: dict[str, list[str]] = {}
+    for result in results:
+        held = result.get("held")
+        if held and result["touched"] < MUCH_TOUCHED:
+            reason = max(held, key=lambda one: (held[one], one))
+            names.setdefault(reason, []).append(f"{result['name']} ({held[reason]:.0%})")
+    rows = [f"- `{reason}`: {', '.join(of)}" for reason, of in sorted(names.items())]
+    said = (
+        f"Of these less than {MUCH_TOUCHED:.0%} is touched, here with the share under the most "
+        "frequent reason. `unused` are layers that the pass doesn't run, `constant` tables of "
+        "sines added to the units, `frequencies` Fourier transforms over them."
+    )
+    return f"{said}\n\n" + ("\n".join(rows) or "None.") + "\n"
 
 
 def _kind(result: Result) -> str:

@@ -21,6 +21,7 @@ RESULTS = [
         "name": "timm/a",
         **TRACED,
         "touched": 0.5,
+        "held": {"unused": 0.4, "output": 0.1},
         "twin": "kept",
         "error": 1e-15,
         "allowed": 1e-10,
@@ -97,6 +98,13 @@ def test_the_share_touched_counts_parameters_once_and_no_buffers(benchmark):
     assert benchmark.touched_share(net, graph) == (8 * 4 + 8 + 3 * 8) / (8 * 4 + 8 + 3 * 8 + 3)
 
 
+def test_what_is_held_is_told_by_reason(benchmark):
+    net = Mlp((4, 8, 3))
+    graph = layer_graph("mlp", {name: tuple(t.shape) for name, t in net.state_dict().items()})
+    held = benchmark.held_shares(net, graph)
+    assert list(held.values()) == [3 / (8 * 4 + 8 + 3 * 8 + 3)]
+
+
 def test_the_page_counts_what_ran_and_groups_failures_by_reason(benchmark):
     page = benchmark.document(RESULTS)
     rows = {line.split(" | ")[0]: line for line in page.splitlines() if line.startswith("| ")}
@@ -105,7 +113,8 @@ def test_the_page_counts_what_ran_and_groups_failures_by_reason(benchmark):
     assert rows["| timm/b"].split(" | ")[6:9] == ["not kept", "2.5e-01", "1e-10"]
     assert "- timm/c, timm/d: ``an `if` on a tensor``\n" in page
     assert "- timm/b: `s1 (fc.weight:0): 2.5e-01`\n" in page
-    assert page.endswith("- timm/a: `no rule: fft`\n")
+    assert "- timm/a: `no rule: fft`\n" in page
+    assert page.endswith("- `unused`: timm/a (40%)\n")
     assert page.index("a wrong graph") < page.index("### Not traced") < page.index("### Not run")
 
 

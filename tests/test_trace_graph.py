@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf, nan
 from typing import Any
 
 import numpy
@@ -15,8 +16,9 @@ from otfuse_cli.errors import ExitCode, IncompatibleModels
 from otfuse_cli.graph.axes import Fixed, Prod, Unit
 from otfuse_cli.graph.model import LayerGraph, OpKind, Role
 from otfuse_cli.graph.trace.from_module import export, graph_from_program, trace
-from otfuse_cli.running.acid import _drawn, acid_test
-from otfuse_cli.running.function_change import function_change
+from otfuse_cli.running.acid import _drawn, acid_test, leave_one_out
+from otfuse_cli.running.function_change import change_allowed, function_change
+from otfuse_cli.running.precision import FLOAT32
 from otfuse_cli.running.relabel import draw_maps, relabel_state
 
 
@@ -183,6 +185,35 @@ def test_low_rank_adapters_produce_and_consume_their_rank() -> None:
     assert axes(graph, "b") == ["b:0", "a:0"]
 
 
+class Queries(nn.Module):
+    """Learned queries that meet one another before they meet data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries = nn.Parameter(torch.randn(3, 6))
+        self.q, self.k, self.v = nn.Linear(6, 5), nn.Linear(6, 5), nn.Linear(6, 6)
+        self.data, self.out = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        near = (self.q(self.queries) @ self.k(self.queries).T).softmax(-1)
+        queries = self.queries + near @ self.v(self.queries)
+        return self.out((queries[None] * self.data(x)[:, None]).tanh().mean(1))
+
+
+def test_biases_of_what_is_computed_from_weights_alone_are_used() -> None:
+    torch.manual_seed(0)
+    net, x = Queries().eval(), (torch.randn(2, 4),)
+    graph = trace(net, x)
+    free = {s.id for s in graph.free()}
+    assert {"queries:0", "queries:1", "q.weight:0"} <= free
+    assert axes(graph, "q.bias") == axes(graph, "k.bias") == ["q.weight:0"]
+    assert axes(graph, "v.bias") == ["queries:1"]
+    assert acid_test(net, x, None, graph, seed=0).passed
+    undetected = leave_one_out(net, x, None, graph, seed=0).undetected
+    # One number less for all scores of a query changes no softmax, and queries are averaged.
+    assert {(m.tensor, m.axis) for m in undetected} <= {("k.bias", 0), ("queries", 0)}
+
+
 def test_unused_tensors_are_pinned() -> None:
     class Unused(nn.Module):
         def __init__(self) -> None:
@@ -279,7 +310,7 @@ def test_a_shape_that_depends_on_the_data_is_refused() -> None:
             return y[y > 0].sum()
 
     with pytest.raises(IncompatibleModels, match="depends on the data") as caught:
-        trace(Chosen(3, 3), (torch.zeros(2, 3),))
+        graph_from_program(export(Chosen(3, 3), (torch.zeros(2, 3),)))
     assert "test_trace_graph.py:" in (caught.value.where or "")
 
 
@@ -411,3 +442,38 @@ def test_weights_are_drawn_of_order_one_over_the_root_of_the_inputs():
     generator = torch.Generator().manual_seed(0)
     weight = _drawn(graph.tensors["0.weight"], torch.Size((9, 400)), generator)
     assert 0.9 < float(weight.std()) * 400**0.5 < 1.1
+
+
+class OnlyInFloat32(nn.Sequential):
+    """Masks by the largest number of a type: that of float64 is infinite where it is cast."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        y: Tensor = super().forward(input)
+        largest = torch.full((), torch.finfo(y.dtype).max, dtype=torch.float64)
+        return y + 0 * largest.float()
+
+
+def test_what_is_a_number_in_float32_only_is_proven_in_float32() -> None:
+    torch.manual_seed(0)
+    net, x = OnlyInFloat32(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval(), (torch.randn(2, 4),)
+    assert bool(torch.isnan(net.double()(x[0].double())).all())
+    net = net.float()
+    graph = trace(net, x)
+    result = acid_test(net, x, None, graph, seed=0)
+    assert result.passed
+    assert result.threshold == FLOAT32
+    state = net.state_dict()
+    maps = draw_maps(graph, torch.Generator().manual_seed(0))
+    moved = relabel_state(state, graph, maps)
+    assert change_allowed(net, x, None, state, moved).error < FLOAT32
+    wrong = moved | {"2.weight": state["2.weight"]}
+    assert 1e-3 < change_allowed(net, x, None, state, wrong).error < inf
+
+
+def test_what_is_no_number_in_any_type_is_not_kept() -> None:
+    net, x = nn.Linear(3, 2), (torch.randn(2, 3),)
+    state = net.state_dict()
+    assert change_allowed(net, x, None, state, state).error == 0
+    broken = state | {"bias": torch.full((2,), nan)}
+    assert change_allowed(net, x, None, state, broken).error == inf
+    assert change_allowed(net, x, None, broken, broken).error == inf

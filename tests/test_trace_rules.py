@@ -340,6 +340,18 @@ CASES: list[tuple[str, Callable[..., Any], list[Tensor], str]] = [
         [ids(5, 2, 3), t(5, 4)],
         ".., .. -> ..",
     ),
+    (
+        "meshgrid",
+        lambda x, y, z: torch.meshgrid(x, y, z, indexing="ij"),
+        [t(2), t(3), t(4)],
+        "a, b, c -> ade, fbg, hic",
+    ),
+    (
+        "meshgrid-columns-first",
+        lambda x, y: torch.meshgrid(x, y, indexing="xy"),
+        [t(2), t(3)],
+        "a, b -> ca, bd",
+    ),
     ("index", lambda x, i: x[:, i], [t(2, 6, 3), ids(6, 4)], "a.b, c -> acb"),
     (
         "index-two",

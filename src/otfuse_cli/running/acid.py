@@ -94,7 +94,8 @@ def acid_test(
         graph: To be tested; its names are the module's.
         seed: Of weights and permutations.
         draws: Number of joint permutations.
-        dtype: Of the arithmetic; float32 is taken where the module can't do it.
+        dtype: Of the arithmetic; float32 is taken where the module can't do it, or computes
+            nothing finite in it.
         spaces: Only these.
 
     Raises:
@@ -207,8 +208,8 @@ class _Bench(AbstractContextManager["_Bench"]):
             stack.enter_context(eval_mode(self._module))
             stack.enter_context(no_fast_path())
             stack.enter_context(torch.no_grad())
-            self.threshold = in_double(self._start, dtype=self._dtype)
-            self._require_finite()
+            failures = (RuntimeError, ValueError)
+            self.threshold = in_double(self._start, dtype=self._dtype, failures=failures)
             self._stack = stack.pop_all()
         return self
 
@@ -221,6 +222,7 @@ class _Bench(AbstractContextManager["_Bench"]):
         self.state = as_dtype(self._drawn, dtype)
         with Precision(dtype) as precision:
             self.expected = self.run(self.state)
+        self._require_finite()
         allowed: float = precision.allowed
         return allowed
 

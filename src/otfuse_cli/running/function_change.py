@@ -88,6 +88,9 @@ def change_allowed(
 ) -> Change:
     """`function_change` in float64, where the network can; in float32 where its kernels can't.
 
+    Likewise where what it computes is a number in float32 only: masks by the largest number of a
+    type overflow where they meet a constant of another one.
+
     Raises:
         RuntimeError: The network doesn't run on these tensors (ValueError likewise).
     """
@@ -97,11 +100,27 @@ def change_allowed(
         error = function_change(
             *called, before, after, dtype=dtype, graph=graph, maps=maps, other=other
         )
+        if error == inf and dtype is not torch.float32 and _is_undefined(*called, before, dtype):
+            raise ValueError("what it computes is not a number in this type")
         # Some networks compute in half precision, whatever they are given.
         rough = error > FLOAT32 and rounding(*called, before, dtype=dtype)
         return Change(error, rough or FLOAT32)
 
     return in_double(change, failures=(RuntimeError, ValueError))
+
+
+def _is_undefined(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    state: Mapping[str, Tensor],
+    dtype: torch.dtype,
+) -> bool:
+    """Whether an output has an entry that is not a number."""
+    keywords = without_cache(module, dict(kwargs or {}))
+    with eval_mode(module), no_fast_path(), torch.no_grad():
+        outputs = run_state(module, as_dtype((args, keywords, dict(state)), dtype))
+    return any(bool(torch.isnan(y).any()) for y in outputs)
 
 
 def rounding(
@@ -143,8 +162,11 @@ def reordered_output(number: int, output: Tensor, graph: LayerGraph, maps: Maps)
 def relative_difference(new: Tensor, old: Tensor) -> float:
     """Largest change of an entry, relative to the largest finite entry of `old`; NaN is infinite.
 
-    Equal infinities count as no change: some networks mark what they rule out by them.
+    Equal infinities count as no change: some networks mark what they rule out by them. Another
+    shape is an infinite change: a detector finds more objects, or fewer.
     """
+    if new.shape != old.shape:
+        return inf
     if new.numel() == 0:
         return 0.0
     a, b = new.double(), old.double()

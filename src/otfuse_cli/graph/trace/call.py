@@ -136,6 +136,7 @@ class Log:
         contexts: Axes of every value and index space of every contraction.
         live: Those of them that depend on a network input, or that contract.
         weight_products: Pairs of tensor axes multiplied with each other.
+        used: Tensors that meet data, alone or in what is computed from them.
     """
 
     roles: list[RoleEvent] = field(default_factory=list)
@@ -145,6 +146,7 @@ class Log:
     weight_products: list[tuple[frozenset[Origin], frozenset[Origin], int]] = field(
         default_factory=list
     )
+    used: set[str] = field(default_factory=set)
 
 
 class Rule(Protocol):

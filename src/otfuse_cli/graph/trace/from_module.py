@@ -6,8 +6,10 @@ This executes the module's own code; `graph_from_program` doesn't.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
+from functools import partial
 from operator import getitem
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from ...errors import IncompatibleModels
 from ..model import LayerGraph
+from .chosen_rows import CHOSEN, EverythingChosen
 from .emit import emit
 from .export_settings import eval_mode, no_fast_path, own_output, quiet
 from .network_outputs import checked_outputs, may_be_held, output_names, with_outputs_told
@@ -25,7 +28,7 @@ from .nodes import operator_name
 from .packed import packed_sequences
 from .propagate import propagate
 from .rules import RULES
-from .untraceable import explain, refuse_scripted
+from .untraceable import explain, is_data_dependent, refuse_scripted
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -56,12 +59,35 @@ def trace(
     Raises:
         IncompatibleModels: `torch.export` can't follow the module; says where and what to do.
     """
-    program = export(module, args, kwargs, padded=True)
-    graph = graph_from_program(program, source=source, free_outputs=free_outputs, name_map=name_map)
-    if free_outputs or not may_be_held(graph):
-        return graph
-    freed = graph_from_program(program, source=source, free_outputs=True, name_map=name_map)
-    return with_outputs_told(graph, freed, output_names(program))
+    described = partial(graph_from_program, source=source, name_map=name_map)
+    program, graph, warnings = _for_graph(module, args, kwargs, free_outputs, described)
+    if not free_outputs and may_be_held(graph):
+        freed = described(program, free_outputs=True)
+        graph = with_outputs_told(graph, freed, output_names(program))
+    return replace(graph, warnings=(*graph.warnings, *warnings))
+
+
+def _for_graph(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    free_outputs: bool,
+    described: Callable[..., LayerGraph],
+) -> tuple[ExportedProgram, LayerGraph, tuple[str, ...]]:
+    """A program, the graph that is `described` of it, and warnings of how it was exported."""
+    try:
+        program = export(module, args, kwargs, padded=True)
+        return program, described(program, free_outputs=free_outputs), ()
+    except IncompatibleModels as error:
+        if not is_data_dependent(error):
+            raise
+        chosen = EverythingChosen()
+        try:
+            program = export(module, args, kwargs, padded=True, chosen=chosen)
+            graph = described(program, free_outputs=free_outputs)
+        except IncompatibleModels:
+            raise error from None
+        return program, graph, (CHOSEN,) if chosen.used else ()
 
 
 def graph_from_program(
@@ -90,6 +116,7 @@ def export(
     kwargs: Mapping[str, Any] | None = None,
     *,
     padded: bool = False,
+    chosen: EverythingChosen | None = None,
 ) -> ExportedProgram:
     """Export `module` in eval mode.
 
@@ -98,6 +125,7 @@ def export(
         args: Example inputs.
         kwargs: Example keyword inputs.
         padded: Take packed sequences for padded ones: good for a layer graph, not to be run.
+        chosen: Take what is chosen by data for everything: the same.
 
     Raises:
         IncompatibleModels: It can't be exported in either of the ways that torch knows.
@@ -105,10 +133,10 @@ def export(
     refuse_scripted(module)
     reasons: list[Exception] = []
     # Running the module first: it follows most networks, and its reasons are the ones to show.
-    for compiled in (False, True):
+    for compiled in (False, True) if chosen is None else (False,):
         try:
             moved, keywords = _on_device_of(module, (tuple(args), dict(kwargs or {})))
-            with packed_sequences(padded=padded):
+            with packed_sequences(padded=padded), chosen or nullcontext():
                 return _export(module, moved, without_cache(module, keywords), compiled=compiled)
         except IncompatibleModels:
             raise

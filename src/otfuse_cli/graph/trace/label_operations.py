@@ -121,6 +121,8 @@ def _values(
     data = any_data(operands)
     if data:
         _default_roles(call, operands, result, roles_seen)
+        for value in operands:
+            result.log.used.update(value.sources)
     sources: dict[str, None] = {}  # a set that keeps the order
     if not data:
         for value in operands:

@@ -64,7 +64,9 @@ def _reads(origins: Iterable[Origin], readers: set[str]) -> bool:
 
 
 def _pin_unused(propagation: Propagation, roles: Mapping[Origin, set[Role]]) -> None:
-    used = {name for name, _ in roles}
+    # A bias of what is computed from weights alone (learned queries that meet one another) has no
+    # role, but is used where what is computed meets data.
+    used = {name for name, _ in roles} | propagation.log.used
     for name, labels in propagation.state.items():
         if name not in used:
             for label in labels:

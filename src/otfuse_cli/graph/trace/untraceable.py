@@ -64,6 +64,17 @@ def _quoted(error: Exception) -> str:
     return _first_line(str(error)) or type(error).__name__
 
 
+def is_data_dependent(error: IncompatibleModels) -> bool:
+    """Whether a failure comes of a size or a number that depends on the data."""
+    said = f"{error.what} {error.why}"
+    return re.search(DATA_DEPENDENT, said, re.IGNORECASE) is not None
+
+
+# Sizes and numbers that are known only once the network is run.
+DATA_DEPENDENT = (
+    r"GuardOnDataDependent|data-dependent|depends on the data|Could not (guard|extract)|unbacked|"
+    r"\.item\(\)|_local_scalar_dense"
+)
 # What torch's messages say, by version and way of exporting; why that is; the way round. The first
 # that matches is taken: a data-dependent shape is often the consequence of one of those before.
 CAUSES = (
@@ -86,8 +97,7 @@ CAUSES = (
         f"use the torch function of the same name there; or {WRAPPER}",
     ),
     (
-        r"GuardOnDataDependent|data-dependent|Could not (guard|extract)|unbacked|\.item\(\)|"
-        r"_local_scalar_dense",
+        DATA_DEPENDENT,
         "control flow or a number depends on the data (an `if` on a tensor, .item(), a loop until "
         "convergence), so there is no single graph",
         "use torch.where or a fixed number of steps there, or take a flag set when the module is "

@@ -27,3 +27,18 @@ def equal_everywhere(call: Call) -> Labels:
 def constant(call: Call) -> Labels:
     """Elements differ by position, so positions stay."""
     return call.pinned_axes(call.shape, "constant")
+
+
+@rule("meshgrid")
+def meshgrid(call: Call) -> object:
+    """Axis i of the grid is the i-th list of numbers, along which all others stay the same."""
+    lists = call.operands()
+    places = list(range(len(lists)))
+    if call.get("indexing") == "xy":
+        places[:2] = places[:2][::-1]
+    outs: list[Labels] = []
+    for place, value in zip(places, lists, strict=True):
+        labels = call.fresh_axes(call.shape)
+        labels[place : place + 1] = value.labels or labels[place : place + 1]
+        outs.append(labels)
+    return outs
