@@ -20,7 +20,7 @@ from otfuse_cli.graph.spec.from_shapes import layer_graph
 from otfuse_cli.matching.alignment import Alignment
 from otfuse_cli.matching.apply import transport
 from otfuse_cli.matching.matchers.descent import descend, movable
-from otfuse_cli.matching.matchers.frank_wolfe import Line, Relaxed, line_search, relax
+from otfuse_cli.matching.matchers.frank_wolfe import Relaxed, RelaxedPath, line_search, relax
 from otfuse_cli.matching.matchers.searches import SEARCHES
 from otfuse_cli.matching.matchers.sweep import sweep
 from otfuse_cli.matching.models import Model
@@ -297,7 +297,7 @@ def test_gradients_on_the_way_to_vertices_are_means_of_those_at_its_ends(name):
     sizes = work.anchor.graph.sizes
     weights = {s: torch.full((sizes[s],) * 2, 1 / sizes[s]).double() for s in spaces}
     vertices = {s: Permutation(torch.randperm(sizes[s], generator=g)) for s in spaces}
-    line = Line(work, spaces, held)
+    line = RelaxedPath(work, spaces, held)
     gradients = line.gradients(weights)
     ends = {s: torch.eye(sizes[s])[:, vertices[s].index_M].double() for s in spaces}
     change = {s: ends[s] - weights[s] for s in spaces}

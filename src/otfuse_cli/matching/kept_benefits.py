@@ -55,7 +55,7 @@ class Sides:
 
 
 @dataclass(frozen=True)
-class Change:
+class MovedUnits:
     """Some units of a space have other source units than before.
 
     Attributes:
@@ -88,7 +88,7 @@ class KeptBenefits:
         graph: LayerGraph,
         places: Mapping[str, Places],
         whole: Callable[[str, Alignment], Sides],
-        update: Callable[[Sides, tuple[Meeting, ...], str, Change], None],
+        update: Callable[[Sides, tuple[Meeting, ...], str, MovedUnits], None],
     ) -> None:
         """Begin with none.
 
@@ -137,7 +137,7 @@ class KeptBenefits:
         for other, units, old, new, places in steps:
             rest = {s: map for s, map in present.items() if s != other}
             if len(units):
-                change = Change(other, units, old, new, replace(alignment, maps=rest))
+                change = MovedUnits(other, units, old, new, replace(alignment, maps=rest))
                 self._update(kept.sides, places, space, change)
             present[other] = alignment.maps[other]
         kept.maps, kept.updates = maps, kept.updates + len(changed)

@@ -26,7 +26,7 @@ from ..transport.maps import Coupling, Map
 from .alignment import Alignment
 from .apply import transport
 from .features import moved_sizes
-from .kept_benefits import Change, KeptBenefits, Meeting, Sides, neighbours
+from .kept_benefits import KeptBenefits, Meeting, MovedUnits, Sides, neighbours
 from .models import Model
 from .unfold import unfold
 
@@ -175,7 +175,7 @@ class Similarity:
         return unfold(theirs, exprs, dim, space, sizes, index=index)
 
     def _update(
-        self, sides: Sides, places: tuple[Meeting, ...], space: str, change: Change
+        self, sides: Sides, places: tuple[Meeting, ...], space: str, change: MovedUnits
     ) -> None:
         """Add what a change of a neighbour changes: along its units that have changed, only."""
         for name, dim, at in places:

@@ -86,7 +86,7 @@ def relax(
     """
     sizes = {s: work.anchor.graph.spaces[s].size for s in spaces}
     weights = dict(start or {s: torch.full((n, n), 1.0 / n) for s, n in sizes.items()})
-    line = Line(work, spaces, held)
+    line = RelaxedPath(work, spaces, held)
     value = work.objective(line.at(weights))
     gradients = line.gradients(weights)
     for _ in range(most_steps):
@@ -108,7 +108,7 @@ def relax(
     return replace(held, maps={**held.maps, **rounded})
 
 
-class Line:
+class RelaxedPath:
     """The objective on the way from relaxed maps to vertices.
 
     Where no tensor has more than two axes that move, gradients are affine in the maps: those at a
