@@ -12,7 +12,7 @@ import torch
 from ..graph.model import Space
 from ..report.records import LayerRecord, SpaceRecord
 from ..requests.recipe import Recipe
-from ..transport.maps import Map, Permutation
+from ..transport.maps import Map, Permutation, plan_of
 from .alignment import Alignment
 from .features import producers
 from .match_space import (
@@ -59,11 +59,11 @@ def measure(
         for own, map in zip(inner, maps, strict=True):
             record = _record(space.id, source.index, own, map, recipe, solver, errors)
             if random:
-                record = record.replace(random_cost=random_cost(own, map.plan, recipe))
+                record = record.replace(random_cost=random_cost(own, plan_of(map), recipe))
             records.append(record)
         spaces.append(mean_record(records))
         if space.per is None:
-            layers += layer_records(rows, maps[0].plan, source.index, recipe, random=random)
+            layers += layer_records(rows, plan_of(maps[0]), source.index, recipe, random=random)
     layers += output_records(source, anchor, alignment, recipe, random=random)
     place = {op.name: at for at, op in enumerate(graph.ops)}
     layers.sort(key=lambda layer: place.get(layer.name, len(place)))
@@ -95,9 +95,9 @@ def _record(
         source=source,
         sizes=map.sizes,
         tensors=tuple(p.weight for p in rows.producers),
-        ot_cost=plan_cost(rows, map.plan, recipe),
+        ot_cost=plan_cost(rows, plan_of(map), recipe),
         identity_cost=identity_cost(rows, recipe),
-        moved_fraction=map.plan.moved_fraction,
+        moved_fraction=plan_of(map).moved_fraction,
         solver=solver,
         marginal_error=errors.get(space, 0.0),
     )

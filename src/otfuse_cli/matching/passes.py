@@ -16,6 +16,7 @@ import torch
 from ..report.records import Candidate
 from ..requests.recipe import Recipe
 from ..runtime import Runtime
+from ..transport.maps import plan_of
 from .alignment import Alignment
 from .alignment_costs import measure
 from .apply import transport
@@ -134,7 +135,7 @@ def _same(one: Alignment, other: Alignment) -> bool:
     pairs = [(one.maps[s], other.maps[s]) for s in one.maps]
     pairs += [p for s in one.families for p in zip(one.families[s], other.families[s], strict=True)]
     for mine, theirs in pairs:
-        a, b = mine.plan, theirs.plan
+        a, b = plan_of(mine), plan_of(theirs)
         if a.index_M is not None and b.index_M is not None:
             if not torch.equal(a.index_M, b.index_M):
                 return False

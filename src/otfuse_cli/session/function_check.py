@@ -22,6 +22,7 @@ from ..running.architecture import Architecture, module_state, real_network
 from ..running.factory import Network
 from ..running.function_change import Change, change_allowed, outputs_of
 from ..running.relabel import draw_maps, relabel_state
+from ..transport.maps import Permutation
 from .parents import Parents
 
 # Two copies of the source are held for the check; larger models are not worth that much memory.
@@ -257,10 +258,9 @@ def _aligned(source: Aligned, name: str) -> torch.Tensor:
 def _indices(source: Aligned) -> dict[str, torch.Tensor]:
     """The hard maps as index vectors; of a family, one row for each anchor unit of its index."""
     maps, families = source.alignment.maps, source.alignment.families
-    indices = {s: m.plan.index_M for s, m in maps.items() if m.plan.index_M is not None}
+    indices = {s: m.index_M for s, m in maps.items() if isinstance(m, Permutation)}
     for space, inner in families.items():
-        rows = [m.plan.index_M for m in inner if m.plan.index_M is not None]
-        indices[space] = torch.stack(rows)
+        indices[space] = torch.stack([m.index_M for m in inner if isinstance(m, Permutation)])
     return indices
 
 

@@ -8,7 +8,7 @@ import torch
 
 from ..matching.matchers.sweep import Match
 from ..plot.charts import HeatMap
-from ..transport.maps import Map
+from ..transport.maps import Map, plan_of
 
 # Cells along a side; wider spaces are summed.
 _CELLS = 64
@@ -39,5 +39,5 @@ def _of(one: Match, *, several: bool) -> Iterator[HeatMap]:
 
 
 def _cells(maps: Sequence[Map]) -> tuple[tuple[float | None, ...], ...]:
-    mean = torch.stack([map.plan.binned(_CELLS) for map in maps]).mean(0)
+    mean = torch.stack([plan_of(map).binned(_CELLS) for map in maps]).mean(0)
     return tuple(tuple(float(f"{value:.3g}") for value in row) for row in mean.tolist())

@@ -8,8 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .plan import Plan
-
 
 class Basis:
     """One parent's share in a joint basis (a `Map`).
@@ -24,11 +22,6 @@ class Basis:
     def __init__(self, made_MN: Tensor, read_NM: Tensor) -> None:
         """Take both sides; `read_NM` says what each unit of the parent is in the basis."""
         self.made_MN, self.read_NM = made_MN, read_NM
-
-    @property
-    def plan(self) -> Plan:
-        """A basis moves no mass: there is no plan."""
-        raise ValueError("a joint basis has no transport plan")
 
     @property
     def sizes(self) -> tuple[int, int]:

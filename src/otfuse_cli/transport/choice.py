@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from .maps import Map
-from .plan import Plan
 
 
 class Choice:
@@ -32,11 +31,6 @@ class Choice:
             read_NM: What each unit of this parent is, as a combination of result units.
         """
         self.index_M, self.own_M, self.read_NM = index_M, own_M, read_NM
-
-    @property
-    def plan(self) -> Plan:
-        """A choice moves no mass: there is no plan."""
-        raise ValueError("a choice among units has no transport plan")
 
     @property
     def sizes(self) -> tuple[int, int]:

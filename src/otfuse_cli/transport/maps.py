@@ -22,11 +22,7 @@ _EMPTY = 1e-9
 
 
 class Map(Protocol):
-    """A plan, ready to be applied along an axis."""
-
-    @property
-    def plan(self) -> Plan:
-        """The plan it comes from."""
+    """What carries an axis from the units of a source to those of the anchor."""
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -51,6 +47,17 @@ class Map(Protocol):
 
     def consume(self, tensor: Tensor, dim: int, anchor: Tensor | None = None) -> Tensor:
         """`W' = einsum('...n,nm->...m', W, consume)` along `dim`; see `produce`."""
+
+
+def plan_of(map: Map) -> Plan:
+    """The plan that a map comes from.
+
+    Raises:
+        TypeError: It comes from none: a choice, a basis or a relaxed map moves no mass.
+    """
+    if not isinstance(map, Permutation | Coupling):
+        raise TypeError(f"a {type(map).__name__} has no transport plan")
+    return map.plan
 
 
 def as_map(plan: Plan, *, scale: Scale = "preserve") -> Map:

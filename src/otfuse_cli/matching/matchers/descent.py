@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ...requests.recipe import Recipe
-from ...transport.maps import Map, Permutation
+from ...transport.maps import Map, Permutation, plan_of
 from ...transport.plan import Plan
 from ...transport.solve import Solver, maximise, solve
 from ..alignment import Alignment
@@ -128,7 +128,7 @@ def _step(
     work.flop += sum(float(max(part.shape)) ** 3 for part in stack)
     new = tuple(plan for plan, _ in solved)
     values = [_value(p, part) for p, part in zip(new, stack, strict=True)]
-    past = [_value(m.plan, part) for m, part in zip(old, stack, strict=True)]
+    past = [_value(plan_of(m), part) for m, part in zip(old, stack, strict=True)]
     threshold = _GAIN * sum(abs(v) for v in (*values, *past))
     gain = sum(values) - sum(past)
     equal = proved and abs(gain) <= _SAME / _GAIN * threshold and not work.twice(space)
@@ -158,7 +158,7 @@ def _differ(plans: Sequence[Plan], maps: Sequence[Map]) -> bool:
 def _best(benefit_NM: torch.Tensor, old: Map, recipe: Recipe, proved: bool) -> tuple[Plan, float]:
     if old.hard:
         return maximise(benefit_NM, proved=proved), 0.0
-    plan = old.plan
+    plan = plan_of(old)
     solver = Solver.SINKHORN if recipe.solver == "sinkhorn" else Solver.EXACT
     solution = solve(-benefit_NM, plan.mass_N, plan.mass_M, solver=solver, epsilon=recipe.epsilon)
     return solution.plan, solution.marginal_error

@@ -38,11 +38,6 @@ class Relaxed:
         self.weights_NN = weights_NN
 
     @property
-    def plan(self) -> Plan:
-        """The plan: uniform masses."""
-        return Plan.from_dense(self.weights_NN.double() / len(self.weights_NN))
-
-    @property
     def sizes(self) -> tuple[int, int]:
         """(N, N)."""
         return len(self.weights_NN), len(self.weights_NN)
