@@ -352,6 +352,7 @@ CASES: list[tuple[str, Callable[..., Any], list[Tensor], str]] = [
         [t(2), t(3)],
         "a, b -> ca, bd",
     ),
+    ("one-hot", lambda i: torch.nn.functional.one_hot(i, 7), [ids(7, 2, 3)], "ab -> ab."),
     ("index", lambda x, i: x[:, i], [t(2, 6, 3), ids(6, 4)], "a.b, c -> acb"),
     (
         "index-two",

@@ -42,3 +42,10 @@ def meshgrid(call: Call) -> object:
         labels[place : place + 1] = value.labels or labels[place : place + 1]
         outs.append(labels)
     return outs
+
+
+@rule("one_hot")
+def one_hot(call: Call) -> Labels:
+    """An axis more, whose positions stand for numbers."""
+    (numbers,) = call.operands()
+    return [*numbers.labels, *call.pinned_axes(call.shape[-1:], "constant")]
