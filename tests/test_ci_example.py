@@ -62,6 +62,7 @@ def test_pipeline_from_merge_to_upload(pipeline, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "code", "last"),
     [
+        ({"MAX_COST": "0.9"}, 7, "gate"),
         ({"MAX_MOVED": "0.1"}, 7, "gate"),
         ({"MAX_COST": "much"}, 2, "gate"),
         ({"EVALUATE": "false"}, 1, "evaluate"),

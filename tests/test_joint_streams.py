@@ -15,7 +15,7 @@ from otfuse_cli.graph.trace.program import labelled_program
 from otfuse_cli.running.relabel import draw_maps, relabel_state
 from otfuse_cli.running.samples import Samples
 from otfuse_cli.session.parents import assemble
-from test_orthogonal import MERGED, change, folder, known, made, tensors_of, twin
+from test_orthogonal import MERGED, NETS, change, folder, known, made, tensors_of, twin
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("kept_graphs")
@@ -38,6 +38,14 @@ def joint(name, tmp_path, *models, **options):
         blend="joint",
         **{"matcher": "sweep", **options},
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETS)
+def test_a_net_with_itself_keeps_its_function(name, tmp_path):
+    own = tensors_of(name)
+    fused, _ = joint(name, tmp_path, own, own)
+    assert change(name, own, fused) < 1e-4
 
 
 @pytest.mark.parametrize("name", MERGED)

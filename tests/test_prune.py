@@ -163,6 +163,7 @@ def test_one_unit_is_always_left():
         ({"only": ("fc1",)}, "nothing says how much to prune", "--amount, --layer"),
         ({"amount": 0.0}, f"{SHARE}: more than 0, less than 1", "--amount 0"),
         ({"amount": 1.0}, f"{SHARE}: more than 0, less than 1", "--amount 1"),
+        ({"amount": 1.5}, f"{SHARE}: more than 0, less than 1", "--amount 1.5"),
         ({"amount": float("nan")}, f"{SHARE}: more than 0, less than 1", "--amount nan"),
         ({"layer": {"fc1": 1.0}}, f"{SHARE}: 0 or more, less than 1", "--layer fc1=1"),
         ({"layer": {"nobody": 0.5}}, "no such layer", "--layer nobody=..."),

@@ -139,10 +139,11 @@ def test_names_and_shapes_tell_it_too(name, tmp_path):
         torch.testing.assert_close(net.eval()(**inputs).logits, module(**inputs).logits)
 
 
-def test_files_hold_both_tensors(tmp_path):
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_files_hold_both_tensors(suffix, tmp_path):
     """They no longer share their storage."""
     torch.save(state_of("gpt2"), tmp_path / "a.pt")
-    out = tmp_path / "out.pt"
+    out = tmp_path / f"out{suffix}"
     arch = folder("gpt2", tmp_path)
     options = {"untie": True, "residual": "orthogonal", "arch": arch}
     otfuse_cli.merge(tmp_path / "a.pt", tmp_path / "a.pt", output=out, **options)
