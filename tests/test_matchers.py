@@ -302,9 +302,9 @@ def test_gradients_on_the_way_to_vertices_are_means_of_those_at_its_ends(name):
     ends = {s: torch.eye(sizes[s])[:, vertices[s].index_M].double() for s in spaces}
     change = {s: ends[s] - weights[s] for s in spaces}
     slope = sum(float((gradients[s] * change[s]).sum()) for s in spaces)
-    line.look_at(weights, vertices, work.objective(line.at(weights)), slope)
+    values = line.values(weights, vertices, work.objective(line.at(weights)), slope)
     assert line.knots == [1.0]
-    assert line.values[0] == pytest.approx(work.objective(line.at(vertices)), rel=1e-9)
+    assert values[0] == pytest.approx(work.objective(line.at(vertices)), rel=1e-9)
     between = {s: weights[s] + 0.3 * change[s] for s in spaces}
     for space, moved in line.moved(gradients, between, 0.3).items():
         assert torch.allclose(moved, Similarity(*pair).benefit(space, line.at(between)))

@@ -67,8 +67,8 @@ class _Sums:
     def __init__(self, place: Place) -> None:
         self.place = place
         self.samples = 0
-        self.mean_PN: Tensor | None = None
-        self.gram_NN: Tensor | None = None
+        self.mean_PN: Tensor | float = 0.0
+        self.gram_NN: Tensor | float = 0.0
         self.counts_P = torch.ones(1)
 
     def add(self, rows_BPN: Tensor) -> None:
@@ -76,21 +76,14 @@ class _Sums:
         if counts_P is None or len(counts_P) != rows_BPN.shape[1]:
             counts_P = torch.ones(rows_BPN.shape[1], dtype=torch.float64)
         self.counts_P = counts_P.to(rows_BPN.device, torch.float64)
-        weighted = rows_BPN
-        if not bool((self.counts_P == 1).all()):
-            weighted = rows_BPN * self.counts_P.sqrt().to(rows_BPN)[:, None]
-        weighted = weighted.flatten(0, 1)
-        gram_NN, mean_PN = weighted.T @ weighted, rows_BPN.sum(0)
-        if self.mean_PN is None or self.gram_NN is None:
-            self.gram_NN, self.mean_PN = gram_NN.double(), mean_PN.double()
-        else:
-            self.gram_NN += gram_NN
-            self.mean_PN += mean_PN
+        weighted = (rows_BPN * self.counts_P.sqrt().to(rows_BPN)[:, None]).flatten(0, 1)
+        self.gram_NN = self.gram_NN + (weighted.T @ weighted).double()
+        self.mean_PN = self.mean_PN + rows_BPN.sum(0).double()
         self.samples += len(rows_BPN)
 
     def covariance(self) -> Tensor:
-        assert self.mean_PN is not None
-        assert self.gram_NN is not None
+        assert isinstance(self.mean_PN, Tensor)
+        assert isinstance(self.gram_NN, Tensor)
         mean_PN, share_P = self.mean_PN / self.samples, self.counts_P / self.counts_P.sum()
         gram_NN = self.gram_NN / (self.samples * float(self.counts_P.sum()))
         if self.place.each:

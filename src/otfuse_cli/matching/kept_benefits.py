@@ -59,14 +59,12 @@ class MovedUnits:
     """Some units of a space have other source units than before.
 
     Attributes:
-        space: Whose.
         units: Anchor units, c.
         before: Their source units then.
         after: Their source units now.
         alignment: The maps of the other spaces; the space itself stays in place.
     """
 
-    space: str
     units: torch.Tensor
     before: torch.Tensor
     after: torch.Tensor
@@ -121,7 +119,7 @@ class KeptBenefits:
         changed = [u for u, map in maps.items() if map is not kept.maps[u]]
         if kept.updates + len(changed) > _MOST_UPDATES:
             return False
-        steps = []
+        present, steps = dict(alignment.maps), []
         for other in changed:
             before, after = kept.maps[other], maps[other]
             places = self._meetings(space, other)
@@ -130,14 +128,12 @@ class KeptBenefits:
             units = (before.index_M != after.index_M).nonzero().flatten()
             if places is None or len(units) > _MOST_CHANGED * len(before.index_M):
                 return False
+            present[other] = before
             steps.append((other, units, before.index_M[units], after.index_M[units], places))
-        present = {**alignment.maps}
-        for other in changed:
-            present[other] = kept.maps[other]  # type: ignore[assignment]  # permutations, as seen
         for other, units, old, new, places in steps:
             rest = {s: map for s, map in present.items() if s != other}
             if len(units):
-                change = MovedUnits(other, units, old, new, replace(alignment, maps=rest))
+                change = MovedUnits(units, old, new, replace(alignment, maps=rest))
                 self._update(kept.sides, places, space, change)
             present[other] = alignment.maps[other]
         kept.maps, kept.updates = maps, kept.updates + len(changed)

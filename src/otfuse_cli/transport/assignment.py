@@ -64,12 +64,10 @@ def assign(cost: Array, tie_NN: Tie | None) -> Plan:
 def quick_assign(cost: Array) -> Plan:
     """What a solver says is the cheapest hard plan; `cost` is used up, nothing is proved."""
     reduce_offsets(cost)
-    for solver in _solvers():
-        try:
-            return _hard(solver(cost))
-        except NotOptimalError:
-            continue
-    raise NotOptimalError
+    try:
+        return _hard(_solvers()[0](cost))
+    except NotOptimalError:  # lapx gave up; SciPy doesn't
+        return _hard(_scipy(cost))
 
 
 def _hard(cols_N: Array) -> Plan:

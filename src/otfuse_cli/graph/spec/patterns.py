@@ -11,8 +11,7 @@ Captures = Mapping[str, int]
 
 # Names, numbers by a name (not that of a star), stars.
 _PLAIN = re.compile(r"(?:[^(){}*|\\]|\{(?!star)[A-Za-z_]+\}|\*)*")
-
-
+# What makes a text more than a name.
 _SIGNS = re.compile(r"[{*()]")
 
 

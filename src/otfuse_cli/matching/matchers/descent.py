@@ -106,10 +106,11 @@ def descend(
             if step is not None:
                 current, errors[space] = step
                 stale |= work.near(space).intersection(spaces)
-        # What no step improves, or what time is left for once, is solved with proof.
+        # What no step improves, or what time is left for once, is solved with proof: hard maps
+        # only, soft plans are checked at every step.
         proved = passes == most_passes - 1 or (not stale and not proved)
         if proved:
-            stale = set(spaces)
+            stale |= {s for s in spaces if all(map.hard for map in _maps_of(s, current))}
     return Found(current, work.objective(current), work.flop - before, passes, errors)
 
 
@@ -122,7 +123,7 @@ def _step(
     taken does not depend on the solver.
     """
     benefit = work.benefit(space, current)
-    old = current.families[space] if space in current.families else (current.maps[space],)
+    old = _maps_of(space, current)
     stack = benefit if benefit.dim() == 3 else benefit[None]
     solved = [_best(part, map, recipe, proved) for part, map in zip(stack, old, strict=True)]
     work.flop += sum(float(max(part.shape)) ** 3 for part in stack)
@@ -143,6 +144,11 @@ def _step(
         if not rise > threshold:
             return None
     return after, max(error for _, error in solved)
+
+
+def _maps_of(space: str, alignment: Alignment) -> tuple[Map, ...]:
+    """Its map; of a family, one for each unit of its index."""
+    return alignment.families.get(space) or (alignment.maps[space],)
 
 
 def _differ(plans: Sequence[Plan], maps: Sequence[Map]) -> bool:

@@ -90,8 +90,8 @@ def relax(
         slope = _slope(gradients, weights, vertices)
         if slope <= _GAIN * abs(value):
             break
-        line.look_at(weights, vertices, value, slope)
-        step, best = line_search(value, slope, line.knots, line.values)
+        values = line.values(weights, vertices, value, slope)
+        step, best = line_search(value, slope, line.knots, values)
         if best - value <= _GAIN * abs(value):
             break
         weights = {s: torch.lerp(w, _matrix(vertices[s]), step) for s, w in weights.items()}
@@ -118,7 +118,6 @@ class RelaxedPath:
         self._affine = degree <= 2
         self._ends: dict[str, torch.Tensor] = {}
         self.knots = [1.0] if self._affine else [(k + 1) / (degree - 1) for k in range(degree - 1)]
-        self.values: list[float] = []
 
     def at(self, maps: Mapping[str, torch.Tensor | Map]) -> Alignment:
         """All maps, those that are relaxed among them."""
@@ -132,20 +131,19 @@ class RelaxedPath:
         at = self.at(maps)
         return {s: self._work.benefit(s, at).cpu() for s in self._spaces}
 
-    def look_at(
+    def values(
         self,
         weights: Mapping[str, torch.Tensor],
         vertices: Mapping[str, Permutation],
         value: float,
         slope: float,
-    ) -> None:
-        """Find the values at `knots`, from value and slope at the beginning."""
+    ) -> list[float]:
+        """The objective at `knots`, from value and slope at the beginning."""
         if self._affine:
             self._ends = self.gradients(vertices)
-            self.values = [value + (slope + _slope(self._ends, weights, vertices)) / 2]
-            return
+            return [value + (slope + _slope(self._ends, weights, vertices)) / 2]
         between = (self.at(_towards(weights, vertices, t)) for t in self.knots)
-        self.values = [self._work.objective(at) for at in between]
+        return [self._work.objective(at) for at in between]
 
     def moved(
         self,
