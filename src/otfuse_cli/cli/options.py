@@ -112,9 +112,9 @@ def split_values(
     request_type: type, values: Mapping[str, Any]
 ) -> tuple[dict[str, Any], RunOptions]:
     """Typer's values as the request's keywords, raw, and the run options."""
-    own = {field.name for field in fields(request_type)}
-    rest = {name: value for name, value in values.items() if name not in own}
-    return {name: value for name, value in values.items() if name in own}, RunOptions(**rest)
+    names = {field.name for field in fields(request_type)}
+    rest = {name: value for name, value in values.items() if name not in names}
+    return {name: value for name, value in values.items() if name in names}, RunOptions(**rest)
 
 
 def build_request(request_type: Callable[..., Any], keywords: Mapping[str, Any]) -> Any:

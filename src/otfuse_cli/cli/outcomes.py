@@ -87,11 +87,11 @@ def refits(report: Report) -> Table:
 def pruned_spaces(report: Report) -> Table:
     """Units of every pruned space before and after, and how many of them were found again."""
     assert report.pruning is not None
-    found = any(space.survivors is not None for space in report.pruning.spaces)
-    table = new_table("space", "units", "kept", *(["survivors"] if found else []))
+    planted = any(space.survivors is not None for space in report.pruning.spaces)
+    table = new_table("space", "units", "kept", *(["survivors"] if planted else []))
     for space in report.pruning.spaces:
         cells = [clean(space.id), str(space.units), str(space.kept)]
-        table.add_row(*cells, *([as_text(space.survivors)] if found else []))
+        table.add_row(*cells, *([as_text(space.survivors)] if planted else []))
     return table
 
 

@@ -35,10 +35,10 @@ def inputs(report: Report, look: Look) -> Table:
     """The checkpoints: their weights, which one is the anchor, what they hold."""
     weights = report.recipe.get("weights")
     anchor = report.recipe.get("anchor")
-    known = isinstance(weights, list | tuple) and len(weights) == len(report.inputs)
+    weighted = isinstance(weights, list | tuple) and len(weights) == len(report.inputs)
     table = new_table("#")
     table.add_column("checkpoint", overflow="fold")
-    if known:
+    if weighted:
         table.add_column("weight", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     table.add_column("contents", overflow="fold")
@@ -46,7 +46,7 @@ def inputs(report: Report, look: Look) -> Table:
         table.add_column("sha256", overflow="fold")
     for index, record in enumerate(report.inputs):
         cells = [str(index), clean(record.path)]
-        if known and weights is not None:
+        if weighted and weights is not None:
             cells.append(as_text(weights[index]))
         cells += ["anchor" if anchor == index and len(report.inputs) > 1 else "", describe(record)]
         if look.verbose:
@@ -114,13 +114,13 @@ def layer_table(report: Report, look: Look) -> Table:
 
 def tensors(report: Report) -> Table:
     """Every tensor of the anchor: shape, dtype, and what its axes are."""
-    known = any(t.axes is not None for t in report.tensors)
+    traced = any(t.axes is not None for t in report.tensors)
     table = new_table("tensor", "shape", "dtype")
-    if known:
+    if traced:
         table.add_column("axes", overflow="fold")
     for tensor in report.tensors:
         cells = [clean(tensor.name), "x".join(map(str, tensor.shape)) or "scalar", tensor.dtype]
-        if known:
+        if traced:
             cells.append(clean(", ".join(axis.expr for axis in tensor.axes or ())))
         table.add_row(*cells)
     return table

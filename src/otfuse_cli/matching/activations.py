@@ -70,17 +70,19 @@ def observe(
         seed: Decides which positions count where there are many.
     """
     places = list(_places(program, graph, post=post))
-    found: dict[int, list[Tensor]] = {}
+    batches: dict[int, list[Tensor]] = {}
     for batch in samples.batches(program.batch):
         walk = Walk(program, tensors, flat_inputs(program, batch, device))
         for at, place in enumerate(places):
             value = walk.to(place.node)
-            own = _features(value, place, program, graph)  # N, samples of the batch, positions
-            kept = own[:, : own.shape[1] * batch.count // program.batch]
-            found.setdefault(at, []).append(_few(kept, samples.count, seed).flatten(1))
+            features_NSP = _features(
+                value, place, program, graph
+            )  # N, samples of the batch, positions
+            kept = features_NSP[:, : features_NSP.shape[1] * batch.count // program.batch]
+            batches.setdefault(at, []).append(_few(kept, samples.count, seed).flatten(1))
     spaces: dict[str, list[Activations]] = {}
     for at, place in enumerate(places):
-        features = torch.cat(found[at], 1)
+        features = torch.cat(batches[at], 1)
         spaces.setdefault(place.space, []).append(Activations(place.layer, place.weight, features))
     return {space: tuple(seen) for space, seen in spaces.items()}
 
@@ -109,8 +111,8 @@ def _places(program: Program, graph: LayerGraph, *, post: bool) -> Iterator[_Pla
     last: dict[str, Layer] = {}
     for node in program.nodes:
         layer = made_by.get(node.name)
-        own = [s for s in _units(program, node) if s in plain] if layer else []
-        for space in own:
+        made = [s for s in _units(program, node) if s in plain] if layer else []
+        for space in made:
             assert layer is not None
             last[space] = layer
             if space not in streams:
@@ -160,11 +162,11 @@ def _features(value: Tensor, place: _Place, program: Program, graph: LayerGraph)
     return whole.reshape(len(whole), value.shape[0] if dim else 1, -1)
 
 
-def _few(own: Tensor, count: int, seed: int) -> Tensor:
+def _few(features: Tensor, count: int, seed: int) -> Tensor:
     """Some positions of every sample, the same for all samples and models."""
     most = max(1, _MOST_COLUMNS // count)
-    if own.shape[2] <= most:
-        return own
+    if features.shape[2] <= most:
+        return features
     generator = torch.Generator().manual_seed(seed)
-    index = torch.randperm(own.shape[2], generator=generator)[:most].sort().values
-    return own.index_select(2, index.to(own.device))
+    index = torch.randperm(features.shape[2], generator=generator)[:most].sort().values
+    return features.index_select(2, index.to(features.device))

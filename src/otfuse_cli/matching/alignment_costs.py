@@ -56,10 +56,10 @@ def measure(
         inner = [rows] if space.per is None else [rows.unit(u, u) for u in range(len(maps))]
         solver = "identity" if space.id in held else _solver(maps, recipe)
         records = []
-        for own, map in zip(inner, maps, strict=True):
-            record = _record(space.id, source.index, own, map, recipe, solver, errors)
+        for unit_rows, map in zip(inner, maps, strict=True):
+            record = _record(space.id, source.index, unit_rows, map, recipe, solver, errors)
             if random:
-                record = record.replace(random_cost=random_cost(own, plan_of(map), recipe))
+                record = record.replace(random_cost=random_cost(unit_rows, plan_of(map), recipe))
             records.append(record)
         spaces.append(mean_record(records))
         if space.per is None:

@@ -60,18 +60,18 @@ def row_indices(
     """
     if not alignment.hard:
         return None
-    found: list[torch.Tensor | None] = []
+    indices: list[torch.Tensor | None] = []
     for dim in _dims(name, graph, alignment):
         if not any(map(dim.moves, axis_units(dim.expr))):
-            found.append(None)
+            indices.append(None)
             continue
         spaces = set(axis_units(dim.expr))
         if any(u in dim.families and graph.spaces[u].per not in spaces for u in spaces):
             return None
         size = axis_size(dim.expr, graph.sizes)
         index = _Mover(graph).move(torch.arange(size), [dim], None)
-        found.append(None if torch.equal(index, torch.arange(size)) else index)
-    return tuple(found)
+        indices.append(None if torch.equal(index, torch.arange(size)) else index)
+    return tuple(indices)
 
 
 def _dims(

@@ -40,24 +40,24 @@ def canonical(tensors: Mapping[str, Tensor], graph: LayerGraph, stream: Stream) 
     Raises:
         UsageError: A gain of zero where a shift can't go anywhere.
     """
-    own = {n: t.double().clone() if t.is_floating_point() else t for n, t in tensors.items()}
+    canonical = {n: t.double().clone() if t.is_floating_point() else t for n, t in tensors.items()}
     for site in stream.norms:
-        _fold(own, site, centred=stream.centred)
+        _fold(canonical, site, centred=stream.centred)
     if stream.centred:
         for face in (*stream.writers, *stream.vectors):
-            weight = own[face.weight]
+            weight = canonical[face.weight]
             weight -= weight.mean(face.dim, keepdim=True)
     for attention in stream.attentions:
-        _settle_biases(own, attention)
-        _balance(own, attention)
-    return own
+        _settle_biases(canonical, attention)
+        _balance(canonical, attention)
+    return canonical
 
 
 def view(block: AxisBlock, tensor: Tensor) -> Tensor:
     """A block as (*its factors, *the other axes): a view, to read and to write."""
     moved: Any = tensor.movedim(block.dim, 0).narrow(0, block.start, block.length)
-    found: Tensor = moved.unflatten(0, block.sizes)
-    return found
+    opened: Tensor = moved.unflatten(0, block.sizes)
+    return opened
 
 
 def faces(face: Face, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -66,13 +66,13 @@ def faces(face: Face, tensors: Mapping[str, Tensor]) -> Tensor:
     return weight.reshape(len(weight), -1)
 
 
-def _fold(own: Tensors, site: NormSite, *, centred: bool) -> None:
+def _fold(tensors: Tensors, site: NormSite, *, centred: bool) -> None:
     """Gain and shift of a norm into its readers; a shift stays where a reader has no bias."""
-    gain = own[site.gain].clone()
-    shift = None if site.shift is None else own[site.shift].clone()
+    gain = tensors[site.gain].clone()
+    shift = None if site.shift is None else tensors[site.shift].clone()
     keeps = shift is not None and bool(shift.any()) and any(f.bias is None for f in site.readers)
     for face in site.readers:
-        weight = own[face.weight].movedim(face.dim, -1)
+        weight = tensors[face.weight].movedim(face.dim, -1)
         if shift is not None and not keeps and face.bias is not None:
             if weight.dim() != 2:
                 raise UsageError(
@@ -81,16 +81,16 @@ def _fold(own: Tensors, site: NormSite, *, centred: bool) -> None:
                     why="at the border the convolution reads zeros, not the shift",
                     fix="use --residual shared",
                 )
-            own[face.bias] += weight @ shift
+            tensors[face.bias] += weight @ shift
         weight *= gain
         if centred and not keeps:
             weight -= weight.mean(-1, keepdim=True)
-    own[site.gain].fill_(1.0)
+    tensors[site.gain].fill_(1.0)
     if shift is None:
         return
     assert site.shift is not None
     if not keeps:
-        own[site.shift].zero_()
+        tensors[site.shift].zero_()
         return
     lost = (gain == 0) & (shift != 0)
     if bool(lost.any()):
@@ -100,52 +100,54 @@ def _fold(own: Tensors, site: NormSite, *, centred: bool) -> None:
             why="its shift has to stay, as a layer behind it has no bias, and can't without them",
             fix="use --residual shared",
         )
-    own[site.shift].copy_(torch.where(gain == 0, 0.0, shift / torch.where(gain == 0, 1.0, gain)))
+    tensors[site.shift].copy_(
+        torch.where(gain == 0, 0.0, shift / torch.where(gain == 0, 1.0, gain))
+    )
 
 
-def _settle_biases(own: Tensors, attention: Attention) -> None:
+def _settle_biases(tensors: Tensors, attention: Attention) -> None:
     """Key biases go, value biases go into the output's: the weights of attention sum to 1."""
     if attention.key_bias is not None:
-        own[attention.key_bias].zero_()
+        tensors[attention.key_bias].zero_()
     bias = attention.values.bias
     if bias is None or attention.output_bias is None:
         return
-    values = view(bias, own[bias.tensor])  # heads, inside
-    output = view(attention.output, own[attention.output.tensor])  # heads, (groups,) inside, d
+    values = view(bias, tensors[bias.tensor])  # heads, inside
+    output = view(attention.output, tensors[attention.output.tensor])  # heads, (groups,) inside, d
     shared = values.reshape(len(values), *(1,) * (output.dim() - 3), values.shape[-1], 1)
-    own[attention.output_bias] += (output * shared).flatten(0, -2).sum(0)
+    tensors[attention.output_bias] += (output * shared).flatten(0, -2).sum(0)
     values.zero_()
 
 
-def _balance(own: Tensors, attention: Attention) -> None:
+def _balance(tensors: Tensors, attention: Attention) -> None:
     """Equal singular values on both sides of what is only ever multiplied."""
     if attention.turns:
-        pair = [_rows(own, part) for part in attention.queries]
+        pair = [_rows(tensors, part) for part in attention.queries]
         for part, rows in zip(attention.queries, _balanced(*pair), strict=True):
-            _write(own, part, rows)
-    value = _rows(own, attention.values)
-    output = view(attention.output, own[attention.output.tensor])
+            _write(tensors, part, rows)
+    value = _rows(tensors, attention.values)
+    output = view(attention.output, tensors[attention.output.tensor])
     inside = output.movedim(-2, 1).flatten(2)  # heads, inside, (groups *) d
     made, read = _balanced(value, inside)
-    _write(own, attention.values, made)
+    _write(tensors, attention.values, made)
     shape = (len(read), read.shape[1], *output.shape[1:-2], output.shape[-1])
     output.copy_(read.reshape(shape).movedim(1, -2))
 
 
-def _rows(own: Tensors, part: Projection) -> Tensor:
+def _rows(tensors: Tensors, part: Projection) -> Tensor:
     """Heads x inside x what they read, the bias last."""
-    weight = view(part.weight, own[part.weight.tensor])
+    weight = view(part.weight, tensors[part.weight.tensor])
     columns = [weight]
     if part.bias is not None:
-        columns.append(view(part.bias, own[part.bias.tensor])[..., None])
+        columns.append(view(part.bias, tensors[part.bias.tensor])[..., None])
     return torch.cat(columns, -1)
 
 
-def _write(own: Tensors, part: Projection, rows: Tensor) -> None:
-    weight = view(part.weight, own[part.weight.tensor])
+def _write(tensors: Tensors, part: Projection, rows: Tensor) -> None:
+    weight = view(part.weight, tensors[part.weight.tensor])
     weight.copy_(rows[..., : weight.shape[-1]])
     if part.bias is not None:
-        view(part.bias, own[part.bias.tensor]).copy_(rows[..., -1])
+        view(part.bias, tensors[part.bias.tensor]).copy_(rows[..., -1])
 
 
 def _balanced(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:

@@ -132,16 +132,16 @@ def raw_rows(
         for dim, expr in enumerate(exprs):
             if dim != producer.dim and space in axis_units(expr):
                 exprs[dim] = Fixed(weight.shape[dim])
-    found = unfold(weight, exprs, producer.dim, space, sizes, index=index, pool=pool)
+    unfolded = unfold(weight, exprs, producer.dim, space, sizes, index=index, pool=pool)
     del weight
-    found = [model.widened(rows) for rows in found] if late else found
+    unfolded = [model.widened(rows) for rows in unfolded] if late else unfolded
     for name, column in columns:
         axes = [axis.expr for axis in graph.tensors[name].axes]
         if alignment is not None:
             column = transport(column, name, graph, alignment, without=space)
         along = axes.index(exprs[producer.dim])
-        found += unfold(column, axes, along, space, sizes, index=index, pool=pool)
-    return found[0] if len(found) == 1 else torch.cat(found, -1)
+        unfolded += unfold(column, axes, along, space, sizes, index=index, pool=pool)
+    return unfolded[0] if len(unfolded) == 1 else torch.cat(unfolded, -1)
 
 
 def _batch_norm(model: Model, norm: Mapping[str, str]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -77,21 +77,21 @@ def match_heads(
     )
 
 
-def move_heads(own: Tensors, attention: Attention, moves: HeadMoves) -> None:
+def move_heads(tensors: Tensors, attention: Attention, moves: HeadMoves) -> None:
     """Move the heads of a source, in place."""
     for part in attention.queries:
-        _move(own, part, moves.index_M, moves.groups_Mg, moves.query_Mii)
-    _move(own, attention.values, moves.index_M, moves.groups_Mg, moves.value_Mii)
-    output = view(attention.output, own[attention.output.tensor])
+        _move(tensors, part, moves.index_M, moves.groups_Mg, moves.query_Mii)
+    _move(tensors, attention.values, moves.index_M, moves.groups_Mg, moves.value_Mii)
+    output = view(attention.output, tensors[attention.output.tensor])
     moved = _picked(output, moves.index_M, moves.groups_Mg, attention.output.spaces)
     output.copy_(_turned(moved, moves.value_Mii, axis=output.dim() - 2))
 
 
-def _move(own: Tensors, part: Projection, index: Tensor, groups: Tensor, turns: Tensor) -> None:
+def _move(tensors: Tensors, part: Projection, index: Tensor, groups: Tensor, turns: Tensor) -> None:
     for block in (part.weight, part.bias):
         if block is None:
             continue
-        held = view(block, own[block.tensor])
+        held = view(block, tensors[block.tensor])
         moved = _picked(held, index, groups, block.spaces)
         held.copy_(_turned(moved, turns, axis=len(block.sizes) - 1))
 
@@ -132,11 +132,11 @@ def _rows(tensors: Mapping[str, Tensor], part: Projection) -> Tensor:
 def _gram(mine: Sequence[Tensor], theirs: Sequence[Tensor], order_NMg: Tensor) -> Tensor:
     """Inner products of insides, anchor x source, summed over groups: N, M, i, i."""
     total: Tensor | None = None
-    for own, other in zip(mine, theirs, strict=True):
-        if own.shape[1] == 1:
-            part = torch.einsum("mgik,ngjk->nmij", other, own)
+    for source, anchor in zip(mine, theirs, strict=True):
+        if source.shape[1] == 1:
+            part = torch.einsum("mgik,ngjk->nmij", anchor, source)
         else:
-            every = torch.einsum("mgik,nejk->nmgeij", other, own)
+            every = torch.einsum("mgik,nejk->nmgeij", anchor, source)
             index = order_NMg[..., None, None, None].expand(*order_NMg.shape, 1, *every.shape[-2:])
             part = every.gather(3, index).sum((2, 3))
         total = part if total is None else total + part
@@ -151,14 +151,14 @@ def _groups(
     """Which group is which, for every pair of heads, the insides being turned as they are."""
     benefit: Tensor | None = None
     for mine, theirs, turn_NMii in (queries, values):
-        for own, other in zip(mine, theirs, strict=True):
-            if own.shape[1] > 1:
-                every = torch.einsum("mgik,nejk->nmgeij", other, own)
+        for source, anchor in zip(mine, theirs, strict=True):
+            if source.shape[1] > 1:
+                every = torch.einsum("mgik,nejk->nmgeij", anchor, source)
                 part = torch.einsum("nmgeij,nmij->nmeg", every, turn_NMii)
                 benefit = part if benefit is None else benefit + part
     assert benefit is not None
-    found = [[maximise(pair).index_M for pair in row] for row in benefit]
-    return torch.stack([torch.stack([o for o in row if o is not None]) for row in found])
+    orders = [[maximise(pair).index_M for pair in row] for row in benefit]
+    return torch.stack([torch.stack([o for o in row if o is not None]) for row in orders])
 
 
 def _turn(gram_NMii: Tensor, *, free: bool, pairs: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -141,7 +141,7 @@ class KeptBenefits:
 
     def _meetings(self, space: str, other: str) -> tuple[Meeting, ...] | None:
         """Where the two meet: tensor, dimension of either; None where more than units meet."""
-        found = []
+        meetings = []
         for name, dim in self._places[space]:
             dims = []
             for at, axis in enumerate(self._graph.tensors[name].axes):
@@ -152,8 +152,8 @@ class KeptBenefits:
                 dims.append(at)
             if len(dims) > 1:
                 return None
-            found += [(name, dim, at) for at in dims]
-        return tuple(found)
+            meetings += [(name, dim, at) for at in dims]
+        return tuple(meetings)
 
 
 def neighbours(graph: LayerGraph, places: Places, space: str) -> frozenset[str]:

@@ -150,16 +150,18 @@ def layer_records(
     """The space's plan against each layer's own rows; `random`: what random maps cost, too."""
     records = []
     for at, producer in enumerate(rows.producers):
-        own = rows
+        layer_rows = rows
         if len(rows.producers) > 1:
-            own = ProducerRows((producer,), (rows.source[at],), (rows.anchor[at],), rows.observed)
+            layer_rows = ProducerRows(
+                (producer,), (rows.source[at],), (rows.anchor[at],), rows.observed
+            )
         records.append(
             LayerRecord(
                 producer.layer,
                 source,
-                plan_cost(own, plan, recipe),
-                identity_cost(own, recipe),
-                random_cost=random_cost(own, plan, recipe) if random else None,
+                plan_cost(layer_rows, plan, recipe),
+                identity_cost(layer_rows, recipe),
+                random_cost=random_cost(layer_rows, plan, recipe) if random else None,
                 moved_fraction=plan.moved_fraction,
             )
         )

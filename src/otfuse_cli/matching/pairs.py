@@ -14,7 +14,7 @@ from .models import Model
 
 def all_pairs(
     models: Sequence[Model],
-    known: Mapping[tuple[int, int], Match],
+    matches: Mapping[tuple[int, int], Match],
     recipe: Recipe,
     runtime: Runtime,
 ) -> tuple[Pair, ...]:
@@ -22,21 +22,21 @@ def all_pairs(
 
     Args:
         models: By index.
-        known: Matches that exist already, by (source, anchor).
+        matches: Those that exist already, by (source, anchor).
         recipe: How to match.
         runtime: Where.
     """
-    found: dict[tuple[int, int], Pair] = {}
+    pairs: dict[tuple[int, int], Pair] = {}
     every = [(a, b) for a in models for b in models if a.index != b.index]
-    every.sort(key=lambda pair: (pair[0].index, pair[1].index) not in known)
+    every.sort(key=lambda pair: (pair[0].index, pair[1].index) not in matches)
     for source, anchor in every:
         key, back = (source.index, anchor.index), (anchor.index, source.index)
-        if key not in found:
-            done = known.get(key) or match(source, anchor, recipe, runtime, random=True)
-            found[key] = _pair(key, done.spaces)
+        if key not in pairs:
+            done = matches.get(key) or match(source, anchor, recipe, runtime, random=True)
+            pairs[key] = _pair(key, done.spaces)
             if done.alignment.hard:
-                found.setdefault(back, _pair(back, _reversed(done.spaces, back[0])))
-    return tuple(found[key] for key in sorted(found))
+                pairs.setdefault(back, _pair(back, _reversed(done.spaces, back[0])))
+    return tuple(pairs[key] for key in sorted(pairs))
 
 
 def _pair(key: tuple[int, int], spaces: tuple[SpaceRecord, ...]) -> Pair:
@@ -53,8 +53,8 @@ def _pair(key: tuple[int, int], spaces: tuple[SpaceRecord, ...]) -> Pair:
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) if len(numbers) == len(values) else None
 
 
 def _reversed(spaces: tuple[SpaceRecord, ...], source: int) -> tuple[SpaceRecord, ...]:

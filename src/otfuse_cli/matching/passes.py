@@ -41,11 +41,11 @@ class Mean(Model):
         """The mean of one tensor, float32 or float64."""
         total = sum(weight for _, _, weight in self.members)
         mean: torch.Tensor | None = None
-        own = Model.read(self, name)
+        before = Model.read(self, name)
         for model, alignment, weight in self.members:
             tensor = model.read(name)
             if alignment is not None and tensor.is_floating_point():
-                tensor = transport(tensor, name, model.graph, alignment, anchor=own.to(tensor))
+                tensor = transport(tensor, name, model.graph, alignment, anchor=before.to(tensor))
             term = tensor * (weight / total)
             mean = term if mean is None else mean + term
         assert mean is not None
@@ -77,10 +77,10 @@ def realign(
     Raises:
         SolveFailed: A transport problem was not solved.
     """
-    found = list(matches)
+    improved = list(matches)
     if len(sources) < 2 or recipe.align == "none":
-        return found
-    maps = [replace(m.alignment, scales={}, shares={}) for m in found]
+        return improved
+    maps = [replace(m.alignment, scales={}, shares={}) for m in improved]
     extra: list[list[Candidate]] = [[] for _ in sources]
     for number in range(2, recipe.passes + 1):
         moved = False
@@ -102,16 +102,20 @@ def realign(
         if not moved:
             break
     for at, source in enumerate(sources):
-        if extra[at] and not _same(maps[at], replace(found[at].alignment, scales={}, shares={})):
+        if extra[at] and not _same(maps[at], replace(improved[at].alignment, scales={}, shares={})):
             spaces, layers = measure(source, anchor, maps[at], recipe, {})
             alignment = scale_maps(source, anchor, maps[at], recipe)
-            before = tuple(c.replace(chosen=False) for c in found[at].candidates)
+            before = tuple(c.replace(chosen=False) for c in improved[at].candidates)
             extra[at][-1] = extra[at][-1].replace(chosen=True)
-            found[at] = replace(
-                found[at], alignment=alignment, spaces=spaces, layers=layers, candidates=before
+            improved[at] = replace(
+                improved[at],
+                alignment=alignment,
+                spaces=spaces,
+                layers=layers,
+                candidates=before,
             )
-        found[at] = replace(found[at], candidates=(*found[at].candidates, *extra[at]))
-    return found
+        improved[at] = replace(improved[at], candidates=(*improved[at].candidates, *extra[at]))
+    return improved
 
 
 def _again(
@@ -154,6 +158,6 @@ def medoid(models: Sequence[Model], recipe: Recipe, runtime: Runtime) -> int:
         for j, anchor in enumerate(models):
             if i != j:
                 costs = [s.ot_cost for s in sweep(source, anchor, recipe, runtime).spaces]
-                known = [c for c in costs if c is not None]
-                totals[j] += sum(known) / max(1, len(known))
+                numbers = [c for c in costs if c is not None]
+                totals[j] += sum(numbers) / max(1, len(numbers))
     return min(range(len(models)), key=totals.__getitem__)

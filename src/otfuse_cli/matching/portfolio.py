@@ -81,9 +81,9 @@ class Portfolio:
         )
         return Searched(best, (*candidates, *self.left_out), tuple(self.warnings))
 
-    def observe(self, found: Found) -> None:
+    def observe(self, swept: Found) -> None:
         """Take in the maps of a sweep over activations."""
-        self.seen = replace(found, objective=self.work.objective(found.alignment))
+        self.seen = replace(swept, objective=self.work.objective(swept.alignment))
 
     def search(self, matcher: Matcher) -> bool:
         """One search and descent after it, whatever the effort; False where it can't be."""
@@ -125,14 +125,16 @@ class Portfolio:
                 run = partial(self._descend, step.label, start, salt=step.order, passes=MOST_PASSES)
             self._try(step.label, step.flop, run)
 
-    def _beats_the_sweep(self, found: Found) -> bool:
-        return found.objective > self.swept.objective * (1 + _EQUAL)
+    def _beats_the_sweep(self, start: Found) -> bool:
+        return start.objective > self.swept.objective * (1 + _EQUAL)
 
     def _descend(self, name: str, start: Found, *, salt: int, passes: int) -> None:
         generator = self.runtime.generator(1000 * self.source.index + salt)
-        found = descend(self.work, start.alignment, self.recipe, generator, most_passes=passes)
-        errors = {**start.errors, **found.errors}
-        self.tried.append((name, replace(found, flop=start.flop + found.flop, errors=errors)))
+        descended = descend(self.work, start.alignment, self.recipe, generator, most_passes=passes)
+        errors = {**start.errors, **descended.errors}
+        self.tried.append(
+            (name, replace(descended, flop=start.flop + descended.flop, errors=errors))
+        )
 
     def _identity(self) -> Found:
         """Every unit in its place."""
@@ -144,9 +146,9 @@ class Portfolio:
             if s.per is not None
         }
         alignment = Alignment(maps, families)
-        found = Found(alignment, self.work.objective(alignment))
-        self.tried.append(("identity", found))
-        return found
+        identity = Found(alignment, self.work.objective(alignment))
+        self.tried.append(("identity", identity))
+        return identity
 
     def _try(self, name: str, estimate: float, run: Callable[[], object]) -> None:
         """Run a search if it can still help and its estimate fits what is left of the effort."""
@@ -167,23 +169,23 @@ class Portfolio:
 
     def _best(self) -> tuple[str, Found]:
         name, best = self.tried[0]
-        for other, found in self.tried[1:]:
-            if found.objective > best.objective + _EQUAL * abs(best.objective):
-                name, best = other, found
+        for other, candidate in self.tried[1:]:
+            if candidate.objective > best.objective + _EQUAL * abs(best.objective):
+                name, best = other, candidate
         return name, best
 
     def _judged(self) -> tuple[str, Found, list[float | None]]:
         name, best = self._best()
         if self.judge is None or len(self.tried) < 2:
             return name, best, [None] * len(self.tried)
-        scores = [self.judge(found.alignment) for _, found in self.tried]
+        scores = [self.judge(candidate.alignment) for _, candidate in self.tried]
         order = sorted(
             range(len(scores)), key=lambda at: (-scores[at], -self.tried[at][1].objective, at)
         )
         return *self.tried[order[0]], [*scores]
 
     def _spent(self) -> float:
-        return sum(found.flop for _, found in self.tried)
+        return sum(candidate.flop for _, candidate in self.tried)
 
     def _perfect(self) -> bool:
         """Whether no alignment of these weights could be better."""

@@ -51,9 +51,13 @@ def _may_scale(graph: LayerGraph, space: str) -> bool:
     seen: set[str] = set()
     for name, dim in graph.members[space]:
         axis = graph.tensors[name].axes[dim]
-        known = len(axis.roles) == 1 and axis.roles <= {Role.PRODUCE, Role.VECTOR, Role.CONSUME}
+        plain_roles = len(axis.roles) == 1 and axis.roles <= {
+            Role.PRODUCE,
+            Role.VECTOR,
+            Role.CONSUME,
+        }
         plain = Role.CONSUME in axis.roles or axis.expr == Unit(space)
-        if not (known and plain) or name in seen or name.endswith("running_mean"):
+        if not (plain_roles and plain) or name in seen or name.endswith("running_mean"):
             return False
         seen.add(name)
     return True

@@ -252,10 +252,10 @@ def _joined(
             mean_N = map.plan.mass_N[:, None] * map.sizes[1]
             read = read * torch.where(mean_N > 0, 1.0 / mean_N, 0.0).to(read)
     if made is None or read is None:
-        found = made if read is None else read
-        if found is None:
+        benefit = made if read is None else read
+        if benefit is None:
             raise ValueError("no tensor is compared along this space")
-        return found
+        return benefit
     return made.add_(read)
 
 

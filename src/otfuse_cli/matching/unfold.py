@@ -40,7 +40,7 @@ def unfold(
         expr if at == dim or (wanted - {space}) & set(axis_units(expr)) else Fixed(tensor.shape[at])
         for at, expr in enumerate(exprs)
     ]
-    found = []
+    unfolded = []
     marked: list[tuple[Axis, bool]] = [(expr, at == dim) for at, expr in enumerate(opened)]
     for block, atoms in _blocks(tensor, marked, sizes, wanted):
         names = [a.space if isinstance(a, Unit) else None for a, _ in atoms]
@@ -55,8 +55,8 @@ def unfold(
             moved = block.permute(*front, *tight, *loose)
             if loose:
                 moved = _pooled(moved, len(front) + len(tight))
-            found.append(moved.reshape(*moved.shape[: len(front)], -1))
-    return found
+            unfolded.append(moved.reshape(*moved.shape[: len(front)], -1))
+    return unfolded
 
 
 def _pooled(tensor: torch.Tensor, first: int) -> torch.Tensor:

@@ -100,8 +100,8 @@ class Options:
 
 def option(default: Any, /, *flags: str, text: str, **more: Any) -> Any:
     """A field of a request that is an option; see `Option`. MISSING as default: it is required."""
-    known = more.pop("default", None if default is MISSING else default)
-    return field(default=default, metadata={"option": Option(flags, text, default=known, **more)})
+    shown = more.pop("default", None if default is MISSING else default)
+    return field(default=default, metadata={"option": Option(flags, text, default=shown, **more)})
 
 
 def choice(default: Any, flag: str, choices: Sequence[str], *, text: str, **more: Any) -> Any:

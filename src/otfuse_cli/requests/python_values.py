@@ -39,7 +39,7 @@ def options_of(
     default = {
         f.name: f.default is not MISSING or f.default_factory is not MISSING for f in fields(kind)
     }
-    found = {}
+    values = {}
     for name, value in given.items():
         if name not in default:
             near = get_close_matches(name, default, 1)
@@ -51,8 +51,8 @@ def options_of(
         if value is None and default[name]:
             continue
         reader = (special or {}).get(name) or READERS[hints[name]]
-        found[name] = reader(name, value)
-    return found
+        values[name] = reader(name, value)
+    return values
 
 
 def flag(name: str, value: Any) -> bool:

@@ -37,7 +37,7 @@ def automatic(
     Raises:
         OtfuseError: Neither a library that is installed nor names and shapes tell it.
     """
-    known = library_network(shapes, config, folder)
+    recognised = library_network(shapes, config, folder)
     failed: OtfuseError | None = None
     describe = partial(
         architecture,
@@ -47,29 +47,29 @@ def automatic(
         free_outputs=free_outputs,
         untied=untied,
     )
-    if known is not None and known.installed:
+    if recognised is not None and recognised.installed:
         try:
-            traced = describe(known.arch)
-            remarks = _rivals(known, traced.graph, describe, label)
+            traced = describe(recognised.arch)
+            remarks = _rivals(recognised, traced.graph, describe, label)
         except _FAILURES as error:
             failed = error
         else:
-            graph = replace(traced.graph, source=known.source)
+            graph = replace(traced.graph, source=recognised.source)
             return replace(traced, graph=graph, remarks=remarks)
     try:
         named = describe("auto", config=config)
     except IncompatibleModels as error:
         if failed is not None:
             raise failed from error
-        if known is not None:
-            error.fix = known.hint
+        if recognised is not None:
+            error.fix = recognised.hint
         raise
-    if known is None:
+    if recognised is None:
         return named
-    remark = known.hint
+    remark = recognised.hint
     if failed is not None:
         why = failed.what if failed.why is None else f"{failed.what}: {failed.why}"
-        remark = f"this is {known.name} of {known.library}, which was not traced: {why}"
+        remark = f"this is {recognised.name} of {recognised.library}, which was not traced: {why}"
     return replace(named, remarks=(remark,))
 
 
@@ -79,19 +79,19 @@ def library_arch(
     """What `auto` stands for, where a library that is installed has the network."""
     if arch != "auto":
         return arch
-    known = library_network(shapes, config, folder)
-    return known.arch if known is not None and known.installed else arch
+    recognised = library_network(shapes, config, folder)
+    return recognised.arch if recognised is not None and recognised.installed else arch
 
 
 def _rivals(
-    known: Recognised, graph: LayerGraph, describe: Callable[[str], Architecture], label: str
+    recognised: Recognised, graph: LayerGraph, describe: Callable[[str], Architecture], label: str
 ) -> tuple[str, ...]:
     """A remark on networks with the same tensors that compute something else.
 
     Raises:
         IncompatibleModels: Their units are not interchangeable in the same places.
     """
-    for rival in known.rivals:
+    for rival in recognised.rivals:
         try:
             other = describe(rival)
         except _FAILURES:
@@ -100,12 +100,12 @@ def _rivals(
             raise IncompatibleModels(
                 "ambiguous architecture",
                 where=label,
-                why=f"{known.arch} and {rival} have these tensors, and layer graphs that differ",
-                fix=f"choose: --arch {known.arch} or --arch {rival}",
+                why=f"{recognised.arch} and {rival} have these tensors and different layer graphs",
+                fix=f"choose: --arch {recognised.arch} or --arch {rival}",
             )
-    if not known.rivals:
+    if not recognised.rivals:
         return ()
     return (
-        f"taken for {known.arch}; {few(known.rivals)} has the same tensors and computes "
+        f"taken for {recognised.arch}; {few(recognised.rivals)} has the same tensors and computes "
         "something else: to run it on inputs, name the right one with --arch",
     )

@@ -86,9 +86,9 @@ def known_network(shapes: Shapes) -> Known | None:
     """The networks that have exactly these tensors, but for the number of classes; None: none."""
     index = read_index()
     for _ in range(3):
-        found = _look_up(index, shapes)
-        if found is not None:
-            return found
+        entry = _look_up(index, shapes)
+        if entry is not None:
+            return entry
         match = _WRAPPERS.match(next(iter(shapes), ""))
         if match is None or not all(name.startswith(match[0]) for name in shapes):
             return None

@@ -69,10 +69,10 @@ def library_network(
     said = None if config is None else _configured(config, folder)
     if said is not None:
         return said
-    known = known_network(shapes)
-    if known is None:
+    entry = known_network(shapes)
+    if entry is None:
         return None
-    every = [_named(known, group, name) for group in known.names for name in group]
+    every = [_named(entry, group, name) for group in entry.names for name in group]
     return next((one for one in every if one.installed), every[0])
 
 
@@ -97,7 +97,7 @@ def _configured(config: Mapping[str, Any], folder: Path | None) -> Recognised | 
     return None
 
 
-def _named(known: Known, group: Sequence[str], name: str) -> Recognised:
+def _named(entry: Known, group: Sequence[str], name: str) -> Recognised:
     library, _, model = name.partition(":")
-    rivals = tuple(known.arch(other[0]) for other in known.names if other is not group)
-    return Recognised(known.arch(name), library, model, known.classes or None, rivals)
+    rivals = tuple(entry.arch(other[0]) for other in entry.names if other is not group)
+    return Recognised(entry.arch(name), library, model, entry.classes or None, rivals)

@@ -45,7 +45,7 @@ def find_architecture(
     if arch == "auto" and not plain:
         find = partial(automatic, folder=config_folder(checkpoint.path))
     try:
-        found = find(
+        described = find(
             shapes_of(checkpoint),
             aliases=checkpoint.aliases,
             config=read_config(checkpoint.path),
@@ -58,7 +58,7 @@ def find_architecture(
             raise
         refuse_adapter(shapes_of(checkpoint), checkpoint.label)  # factors have no average
         return Architecture(plain_graph(shapes_of(checkpoint), checkpoint.aliases))
-    return _comparable(found, checkpoint)
+    return _comparable(described, checkpoint)
 
 
 def library_arch_of(checkpoint: Checkpoint, arch: Arch) -> Arch:
@@ -67,21 +67,21 @@ def library_arch_of(checkpoint: Checkpoint, arch: Arch) -> Arch:
     return library_arch(arch, shapes_of(checkpoint), read_config(path), config_folder(path))
 
 
-def _comparable(found: Architecture, checkpoint: Checkpoint) -> Architecture:
+def _comparable(architecture: Architecture, checkpoint: Checkpoint) -> Architecture:
     """Of a traced network, units without a cost stay: complex ones, and of whole numbers alone.
 
     What names alone tell is refused instead, when it is to be matched.
     """
-    if found.network is None or found.graph.assumes is not None:
-        return found
-    spaces = dict(found.graph.spaces)
-    for space in found.graph.free():
-        dtypes = {checkpoint.infos[name].dtype for name, _ in found.graph.members[space.id]}
+    if architecture.network is None or architecture.graph.assumes is not None:
+        return architecture
+    spaces = dict(architecture.graph.spaces)
+    for space in architecture.graph.free():
+        dtypes = {checkpoint.infos[name].dtype for name, _ in architecture.graph.members[space.id]}
         if any(dtype.is_complex for dtype in dtypes):
             spaces[space.id] = replace(space, pinned="complex")
         elif not any(dtype.is_floating_point for dtype in dtypes):
             spaces[space.id] = replace(space, pinned="whole numbers")
-    return replace(found, graph=replace(found.graph, spaces=spaces))
+    return replace(architecture, graph=replace(architecture.graph, spaces=spaces))
 
 
 def find_architectures(

@@ -72,8 +72,8 @@ class PartlyFixed(Choice):
     def produce(self, tensor: Tensor, dim: int, anchor: Tensor | None = None) -> Tensor:
         """Slices of the units held, the map's elsewhere."""
         made = self.base.produce(tensor, dim, anchor)
-        own = tensor.index_select(dim, self.source_S.to(tensor.device)).to(made)
-        return made.index_copy(dim, self.anchor_S.to(made.device), own)
+        held = tensor.index_select(dim, self.source_S.to(tensor.device)).to(made)
+        return made.index_copy(dim, self.anchor_S.to(made.device), held)
 
     def consume(self, tensor: Tensor, dim: int, anchor: Tensor | None = None) -> Tensor:
         """The map's."""

@@ -216,10 +216,10 @@ def _inverse(mass: Tensor) -> tuple[Tensor, Tensor]:
 
 def _keep(result: Tensor, dim: int, anchor: Tensor | None, empty: Tensor) -> None:
     if anchor is None or anchor.shape != result.shape:
-        found = None if anchor is None else tuple(anchor.shape)
+        shape = None if anchor is None else tuple(anchor.shape)
         raise ValueError(
             f"{len(empty)} anchor units receive no mass: an anchor tensor of shape "
-            f"{tuple(result.shape)} is needed to keep them, got {found}"
+            f"{tuple(result.shape)} is needed to keep them, got {shape}"
         )
     empty = empty.to(result.device)
     result.index_copy_(dim, empty, anchor.index_select(dim, empty.to(anchor.device)).to(result))

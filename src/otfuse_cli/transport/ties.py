@@ -151,10 +151,10 @@ def tidy_assignment(tight_NN: Array, cols_N: Array, same_units: bool) -> Array:
 
 def _groups(tight: Array) -> list[Array]:
     """Sets of two and more equal rows."""
-    found: dict[bytes, list[int]] = {}
+    members: dict[bytes, list[int]] = {}
     for k, row in enumerate(np.packbits(tight, axis=1)):
-        found.setdefault(row.tobytes(), []).append(k)
-    return [np.array(group) for group in found.values() if len(group) > 1]
+        members.setdefault(row.tobytes(), []).append(k)
+    return [np.array(group) for group in members.values() if len(group) > 1]
 
 
 def order_cost(rows: Array, cols: Array, shape: tuple[int, int]) -> Array:

@@ -85,11 +85,11 @@ def _order(values: Tensor) -> Tensor:
 
 
 def _nonzero(values: Tensor, *, as_tuple: bool = False) -> Any:
-    rest, found = _order(values), []
+    rest, places = _order(values), []
     for size in reversed(values.shape):
-        found.append(rest % size)
+        places.append(rest % size)
         rest = rest // size
-    return tuple(found[::-1]) if as_tuple else torch.stack(found[::-1], dim=-1)
+    return tuple(places[::-1]) if as_tuple else torch.stack(places[::-1], dim=-1)
 
 
 def _where(condition: Tensor) -> Any:

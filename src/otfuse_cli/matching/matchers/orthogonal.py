@@ -89,19 +89,19 @@ def match_rotated(
 
 def move(tensors: Mapping[str, Tensor], graph: LayerGraph, stream: Stream, moves: Moves) -> Tensors:
     """A network whose stream is turned, and whose heads and units are moved; same function."""
-    own = {n: t.clone() for n, t in tensors.items()}
+    moved = {n: t.clone() for n, t in tensors.items()}
     if moves.stream_dd is not None:
         for face in (*stream.readers, *stream.writers, *stream.vectors, *_shifts(stream)):
-            weight = own[face.weight]
+            weight = moved[face.weight]
             turned = torch.tensordot(moves.stream_dd.to(weight), weight, dims=([1], [face.dim]))
-            own[face.weight] = turned.movedim(0, face.dim).contiguous()
+            moved[face.weight] = turned.movedim(0, face.dim).contiguous()
     for attention in stream.attentions:
         if attention.heads in moves.heads:
-            move_heads(own, attention, moves.heads[attention.heads])
+            move_heads(moved, attention, moves.heads[attention.heads])
     for space, index_M in moves.units.items():
-        for held, at in _places(own, graph, space):
+        for held, at in _places(moved, graph, space):
             held.copy_(held.index_select(at, index_M))
-    return own
+    return moved
 
 
 def restored(graph: LayerGraph, stream: Stream) -> dict[str, int]:
@@ -133,23 +133,23 @@ def _is_end(graph: LayerGraph, face: Face, stream: str) -> bool:
 
 def _scaled(tensors: Tensors, graph: LayerGraph, stream: Stream) -> Tensors:
     """Every layer at unit norm, its bias along with it; heads' queries, keys and values apart."""
-    own = {n: t.clone() for n, t in tensors.items() if t.is_floating_point()}
+    scaled = {n: t.clone() for n, t in tensors.items() if t.is_floating_point()}
     done: set[str] = set()
     for attention in stream.attentions:
         for part in (*attention.queries, attention.values):
-            held = [view(b, own[b.tensor]) for b in (part.weight, part.bias) if b is not None]
+            held = [view(b, scaled[b.tensor]) for b in (part.weight, part.bias) if b is not None]
             _to_unit_norm(held)
             done |= {b.tensor for b in (part.weight, part.bias) if b is not None}
     for op in graph.ops:
-        names = [n for n in op.tensors.values() if n in own and n not in done]
+        names = [n for n in op.tensors.values() if n in scaled and n not in done]
         if op.kind is OpKind.NORM:
-            names = [n for n in names if bool(own[n].any()) and n != op.tensors.get("weight")]
-        _to_unit_norm([own[n] for n in names])
+            names = [n for n in names if bool(scaled[n].any()) and n != op.tensors.get("weight")]
+        _to_unit_norm([scaled[n] for n in names])
         done |= set(names)
-    for name in own.keys() - done:
+    for name in scaled.keys() - done:
         if name not in {n.gain for n in stream.norms}:
-            _to_unit_norm([own[name]])
-    return own
+            _to_unit_norm([scaled[name]])
+    return scaled
 
 
 def _to_unit_norm(held: Sequence[Tensor]) -> None:
@@ -187,14 +187,16 @@ def complement(size: int) -> Tensor:
     return basis / (steps * (steps + 1)).sqrt()
 
 
-def _places(own: Mapping[str, Tensor], graph: LayerGraph, space: str) -> list[tuple[Tensor, int]]:
+def _places(
+    tensors: Mapping[str, Tensor], graph: LayerGraph, space: str
+) -> list[tuple[Tensor, int]]:
     """Every block that carries a space, as a view, with the axis of the space in it."""
-    found = []
+    places = []
     for name, dim in graph.members[space]:
         for block in blocks(graph.tensors[name], dim, graph.sizes):
-            if name in own and space in block.spaces:
-                found.append((view(block, own[name]), block.spaces.index(space)))
-    return found
+            if name in tensors and space in block.spaces:
+                places.append((view(block, tensors[name]), block.spaces.index(space)))
+    return places
 
 
 def _units(source: Tensors, anchor: Tensors, graph: LayerGraph, space: str) -> Tensor:

@@ -204,7 +204,7 @@ class _Sweep:
         second axis (a recurrent weight) counts as unsettled.
         """
         node = self.anchor.graph.tensors[producer.weight]
-        own = self._families_of(space)
+        families = self._families_of(space)
         unsettled = set()
         for dim, axis in enumerate(node.axes):
             for unit in axis_units(axis.expr):
@@ -212,7 +212,7 @@ class _Sweep:
                     self.anchor.graph.spaces[unit].pinned is not None
                     or unit in self.maps
                     or unit in self.families
-                    or unit in own
+                    or unit in families
                     or (unit == space.id and dim == producer.dim)
                 )
                 if not settled:
@@ -292,8 +292,8 @@ def mean_record(records: Sequence[SpaceRecord]) -> SpaceRecord:
     """One record for the maps of a family: mean costs, largest error."""
 
     def mean(values: Sequence[float | None]) -> float | None:
-        known = [v for v in values if v is not None]
-        return sum(known) / len(known) if len(known) == len(values) else None
+        numbers = [v for v in values if v is not None]
+        return sum(numbers) / len(numbers) if len(numbers) == len(values) else None
 
     first = records[0]
     return SpaceRecord(
