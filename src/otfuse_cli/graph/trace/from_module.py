@@ -23,6 +23,7 @@ from ..model import LayerGraph
 from .chosen_rows import CHOSEN, EverythingChosen
 from .emit import emit
 from .export_settings import eval_mode, no_fast_path, own_output, quiet
+from .in_place import write_apart
 from .network_outputs import checked_outputs, may_be_held, output_names, with_outputs_told
 from .nodes import operator_name
 from .packed import packed_sequences
@@ -183,7 +184,11 @@ def functional(program: ExportedProgram) -> ExportedProgram:
 
     The empty table keeps composites (linear, convolution, attention, lstm) whole. Nothing needs
     to be done where every operation already has a rule and writes nowhere.
+
+    Args:
+        program: What its simple in-place operations do is done without writing, in the same object.
     """
+    write_apart(program)
     if all(_is_plain(node) for node in program.graph.nodes if node.op == "call_function"):
         return program
     with quiet():

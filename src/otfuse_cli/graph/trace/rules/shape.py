@@ -19,7 +19,11 @@ def _self(call: Call) -> Value:
     return call.operands()[0]
 
 
-@rule("view", "reshape", "_unsafe_view", "flatten", "unflatten", "_reshape_alias", moves=True)
+@rule(
+    *("view", "reshape", "_unsafe_view", "flatten", "unflatten", "_reshape_alias"),
+    *("view_as", "reshape_as"),
+    moves=True,
+)
 def reshape(call: Call) -> Labels:
     """Axes are grouped by equal products of sizes; a group's factors are new axes."""
     value = _self(call)
