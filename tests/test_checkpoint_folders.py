@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
+import otfuse_cli
 from otfuse_cli.checkpoint import draft
 from otfuse_cli.checkpoint.open import open_checkpoint
 from otfuse_cli.checkpoint.write import open_writer
@@ -426,6 +427,40 @@ def test_a_folder_comes_out_as_it_went_in(tmp_path: Path) -> None:
     assert index["metadata"]["total_size"] == sum(t.nbytes for t in STATE.values())
     for name, file in index["weight_map"].items():
         assert name in load_file(out / file)
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ("model.safetensors", "model"),
+        ("pytorch_model.bin", "model"),
+        ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model"),
+        ("diffusion_pytorch_model.bin", "diffusion_pytorch_model"),
+        ("diffusion_pytorch_model.fp16.safetensors", "diffusion_pytorch_model"),
+        ("adapter_model.safetensors", "adapter_model"),
+        ("ema_of_mine.safetensors", "model"),
+    ],
+)
+@pytest.mark.parametrize("shard_size", [None, "100"])
+def test_weights_are_called_as_their_library_looks_for_them(tmp_path, given, written, shard_size):
+    tensors = {"a.weight": torch.ones(8, 4), "b.weight": torch.ones(2, 8)}
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "config.json").write_text("{}")
+    if given.endswith(".bin"):
+        torch.save(tensors, source / given)
+    else:
+        save_file(tensors, source / given)
+    out = tmp_path / "out"
+    otfuse_cli.merge(source, source, output=out, align="none", shard_size=shard_size)
+    names = {path.name for path in out.iterdir()} - {"config.json", "report.json"}
+    if shard_size is None:
+        assert f"{written}.safetensors" in names
+    else:
+        assert f"{written}.safetensors.index.json" in names
+        assert f"{written}-00001-of-00002.safetensors" in names
+    again, _ = otfuse_cli.merge(out, out, align="none")
+    assert again.keys() == tensors.keys()
 
 
 def test_one_shard_has_no_index_and_code_comes_along_when_the_config_names_it(

@@ -249,8 +249,8 @@ class _Bench(AbstractContextManager["_Bench"]):
     def rounding(self, generator: torch.Generator) -> float:
         """What rounding may change: the permuted sums are added in another order.
 
-        Weights are moved by a few units of rounding; some hundred times what that does is allowed, and
-        never so much that a wrong graph could pass.
+        Weights are moved by a few units of rounding; some hundred times what that does is allowed,
+        and never so much that a wrong graph could pass.
         """
         eps = _ROUNDED * torch.finfo(self._dtype).eps
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from ..errors import IncompatibleModels
 from ..graph.trace.export_settings import eval_mode
+from .diffusers_inputs import diffusers_inputs
 from .transformers_inputs import image_sides, transformers_inputs
 
 # Sizes of images to try, the usual ones of data sets first; what a network is built for decides.
@@ -53,7 +54,7 @@ def _guess(module: nn.Module, where: str, device: str) -> tuple[tuple[Any, ...],
 
 
 def _candidates(module: nn.Module) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
-    for keywords in transformers_inputs(module):
+    for keywords in (*transformers_inputs(module), *diffusers_inputs(module)):
         yield (), keywords
     if dummy := getattr(module, "dummy_inputs", None):
         main = getattr(module, "main_input_name", None)

@@ -31,6 +31,8 @@ _USUAL = (
     *("model.safetensors", "diffusion_pytorch_model.safetensors"),
     *("pytorch_model.bin", "diffusion_pytorch_model.bin"),
 )
+# What libraries call the weights of a model, each its own: transformers, diffusers, peft.
+_STEM = re.compile(r"(?:pytorch_(?=model))?(?P<stem>(?:diffusion_pytorch_|adapter_)?model)\b.*")
 # What a trainer puts beside the weights.
 _NO_WEIGHTS = re.compile(r"optim|sched|scaler|rng_state|random_states|training_args|trainer", re.I)
 
@@ -45,6 +47,20 @@ def weight_files(files: FolderFiles) -> list[str]:
         if path.suffix in SUFFIXES and not _NO_WEIGHTS.search(name) and not is_openvino:
             weights.append(name)
     return weights
+
+
+def weights_stem(path: Path | None) -> str:
+    """What names of the weights in an output begin with, like those of a file or folder.
+
+    A variant (`model.fp16`) is left out: only who asks for it would find it.
+    """
+    names = [] if path is None else [path.name]
+    if path is not None and path.is_dir():
+        files = FolderFiles(path, str(path))
+        usual = [name for name in _USUAL if name in files.names]
+        names = index_files(files) or usual or weight_files(files)
+    match = _STEM.fullmatch(names[0]) if names else None
+    return "model" if match is None else match["stem"]
 
 
 def index_files(files: FolderFiles) -> list[str]:

@@ -15,7 +15,7 @@ from ..draft import FolderDraft
 from ..names import TensorInfo
 from ..publication import Publication
 from ..sidecars import contents_of, is_sidecar, sidecars
-from .folder import INDEX
+from .folder import INDEX, weights_stem
 from .format import Order, OutputFormat, Template
 from .safetensors_writer import SafetensorsWriter, require_dtypes
 
@@ -49,6 +49,7 @@ class FolderWriter:
         self.draft = draft
         self.wrapper: tuple[str, ...] = ()
         self._like = like
+        self._stem = weights_stem(like.path)
         self._dtype = dtype
         self._config = config
         self._infos = tuple(infos)
@@ -56,9 +57,9 @@ class FolderWriter:
         self._writers: dict[str, SafetensorsWriter] = {}
         shards = plan_shards(infos, limit)
         for number, members in enumerate(shards, start=1):
-            name = "model.safetensors"
+            name = f"{self._stem}.safetensors"
             if len(shards) > 1:
-                name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+                name = f"{self._stem}-{number:05d}-of-{len(shards):05d}.safetensors"
             self._writers[name] = SafetensorsWriter(
                 draft.add(name), members, like, first=number == 1
             )
@@ -89,7 +90,7 @@ class FolderWriter:
                 "weight_map": dict.fromkeys(container.beside, next(iter(self._writers))) | files,
             }
             text = json.dumps(index, indent=2, ensure_ascii=False) + "\n"
-            self._add(f"model.safetensors{INDEX}", [text.encode("utf-8")])
+            self._add(f"{self._stem}.safetensors{INDEX}", [text.encode("utf-8")])
         for path in sidecars(self._like.path):
             self._add(path.name, contents_of(path, self._dtype, self._config))
 
