@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
+from functools import cache
 from operator import index
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -35,7 +36,7 @@ def options_of(
     Raises:
         UsageError: No such option, or a value that can't be meant.
     """
-    hints = get_type_hints(kind)
+    hints = _types(kind)
     default = {
         f.name: f.default is not MISSING or f.default_factory is not MISSING for f in fields(kind)
     }
@@ -53,6 +54,11 @@ def options_of(
         reader = (special or {}).get(name) or READERS[hints[name]]
         values[name] = reader(name, value)
     return values
+
+
+@cache  # reading annotations takes milliseconds, and a class never changes
+def _types(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def flag(name: str, value: Any) -> bool:
