@@ -6,6 +6,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+# The test modules are compiled once, not by every run.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test slow check bench venv clean
 
 demo: $(VENV)/.installed  ## install, then fuse the bundled pair

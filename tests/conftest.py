@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import sys
@@ -38,12 +39,38 @@ settings.register_profile("local", deadline=None)
 settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
+gc.disable()  # while test modules are imported; see pytest_collection_finish
+
 # The suite runs in a worker per core: threads inside them would only wait for one another.
 torch.set_num_threads(1)
 libraries.make_importable()
 
 ROOT = Path(__file__).parents[1]
 LONG_NAME = "backbone.features.stage3.block11.branch_b.conv2.weight_of_the_longest_name"
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """`quick_cases` and `slow_cases` say by their ids which cases of a test are slow."""
+    unseen: dict[tuple[str, str], set[str]] = {}
+    for item in items:
+        for mark in (*item.iter_markers("quick_cases"), *item.iter_markers("slow_cases")):
+            case = item.callspec.id  # type: ignore[attr-defined]
+            if (case in mark.args) == (mark.name == "slow_cases"):
+                item.add_marker(pytest.mark.slow)
+            test = item.nodeid.partition("[")[0]
+            unseen.setdefault((test, mark.name), set(mark.args)).discard(case)
+    whole = not any("::" in argument for argument in config.args)
+    for (test, name), cases in unseen.items():
+        if cases and whole:
+            raise pytest.UsageError(f"{test}: {name} names what is no case of it: {cases}")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected is no garbage, and looking through it again takes long."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from sklearn.linear_model import LogisticRegression
 
 from otfuse_cli.checkpoint.formats.refused import REFUSALS
 from otfuse_cli.checkpoint.open import open_checkpoint
@@ -106,7 +105,9 @@ def packaged(path: Path) -> None:
         package.save_text("notes", "notes.txt", "nothing")
 
 
-def fitted() -> LogisticRegression:
+def fitted() -> object:
+    from sklearn.linear_model import LogisticRegression
+
     return LogisticRegression().fit([[0.0], [1.0]], [0, 1])
 
 
@@ -201,7 +202,7 @@ CASES: list[tuple[str, Build, str, str]] = [
     ("m.pdparams", pickled(PADDLE), "PaddlePaddle", "copy the arrays"),
     ("m2.pdparams", pickled(PADDLE, 2), "PaddlePaddle", "copy the arrays"),
     ("m.params", raw(b"\x12\x01" + bytes(40)), "MXNet", "copy the arrays"),
-    ("model.pkl", pickled(fitted()), "scikit-learn", "networks of torch"),
+    ("model.pkl", lambda path: pickled(fitted())(path), "scikit-learn", "networks of torch"),
     ("model.joblib", lambda path: joblib.dump(fitted(), path), "nothing was run", "of torch"),
     ("z.joblib", lambda path: joblib.dump(fitted(), path, compress=3), "zlib", "unpack"),
     ("m.onnx", raw(ONNX), "an ONNX graph", "onnx.load"),

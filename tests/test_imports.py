@@ -49,12 +49,20 @@ def room(module):
     return module.split(".")[1] if "." in module else ""
 
 
+def statements(node):
+    """All statements inside of `node`; no expression is looked into, which would take seconds."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield child
+            yield from statements(child)
+
+
 @cache
 def imports(module):
     """Absolute names of everything a module imports, inside functions too."""
     names = []
     package = module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(tree(module)):
+    for node in statements(tree(module)):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
