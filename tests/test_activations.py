@@ -77,6 +77,7 @@ def outputs(net, inputs, *names):
     return [found[name] for name in names]
 
 
+@pytest.mark.quick_cases("mlp-sweep")
 @pytest.mark.parametrize(
     ("name", "matcher"), [*((name, "sweep") for name in NETS), ("residual", "auto")]
 )
@@ -129,6 +130,7 @@ def test_a_stream_is_seen_after_each_addition():
             assert (early.features_NF < 0).any()
 
 
+@pytest.mark.slow
 def test_before_the_activation_and_after_it():
     net, inputs = mlp()[0], draw("mlp", 20)
     before, after = watched("mlp", inputs), watched("mlp", inputs, post=True)
@@ -141,6 +143,7 @@ def test_before_the_activation_and_after_it():
         torch.testing.assert_close(late.features_NF, value.t().relu())
 
 
+@pytest.mark.slow
 def test_a_batch_norm_belongs_to_its_layer():
     net, inputs = conv_bn()[0], draw("conv_bn", 10)
     (normed,) = outputs(net, inputs, "features.1")
@@ -186,6 +189,7 @@ def test_the_same_positions_count_in_every_model(monkeypatch):
         assert not torch.equal(elsewhere[space][0].features_NF, theirs[space][0].features_NF)
 
 
+@pytest.mark.slow
 def test_other_widths():
     wide = {n: t.clone() for n, t in state(randomise(Mlp((12, 11, 9, 8, 5)), 9)).items()}
     narrow = state(mlp()[0])
@@ -217,6 +221,7 @@ def pair(drawn):
     return torch.randn(n, k, generator=generator), torch.randn(m, k, generator=generator)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(features)
 def test_importance_is_a_mass_with_a_floor(drawn):
@@ -236,6 +241,7 @@ def test_importance_is_a_mass_with_a_floor(drawn):
         assert float(sums[0]) > 0
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(features, st.integers(0, 999))
 def test_correlation_does_not_see_scale_and_shift(drawn, seed):

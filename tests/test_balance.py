@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import otfuse_cli
@@ -41,6 +42,7 @@ def test_incoming_weights_are_as_long_as_the_anchors():
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.slow
 def test_flattened_channels_and_residual_streams_keep_the_function():
     for make, shape in (
         (lambda w: Vgg(w, norm=False), (6, 8, 7)),
@@ -58,6 +60,7 @@ def test_flattened_channels_and_residual_streams_keep_the_function():
         assert distance(run(narrow, balanced, image), run(narrow, plain, image)) < 1e-4
 
 
+@pytest.mark.slow
 def test_nothing_is_balanced_between_equal_widths():
     source, anchor = mlp(NARROW, 1), mlp(NARROW, 2)
     one, _ = otfuse_cli.merge(source, anchor, weights=(1, 0), scale="balanced")

@@ -146,6 +146,7 @@ def test_repair_gives_every_layer_the_parents_mean_and_deviation(name, most):
         assert torch.equal(fused[tensor], value)
 
 
+@pytest.mark.quick_cases("plain")
 @pytest.mark.parametrize("name", ["plain", "residual"])
 def test_identical_parents_are_left_as_they_are(name):
     program, graph, samples = running(name)
@@ -157,6 +158,7 @@ def test_identical_parents_are_left_as_they_are(name):
         torch.testing.assert_close(fused[tensor], value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["repair", "auto"])
 def test_a_merge_of_identical_parents_keeps_their_bytes(kind):
     """No calibration agrees with the parents better than they do: none is kept."""
@@ -170,6 +172,7 @@ def test_a_merge_of_identical_parents_keeps_their_bytes(kind):
     assert [step.kept for step in report.steps[1:]] == [False] * (len(report.steps) - 1)
 
 
+@pytest.mark.slow
 def test_what_is_left_alone_stays():
     program, graph, samples = running("chain")
     states = [tensors("chain", seed) for seed in (1, 2)]

@@ -53,6 +53,7 @@ def merge(*models: StateDict, **options):
     return otfuse_cli.merge(*models, **{**more, **options})
 
 
+@pytest.mark.quick_cases("equal")
 @pytest.mark.parametrize("widths", [NARROW, WIDE], ids=["equal", "wider"])
 def test_every_way_is_tried_and_one_is_taken(widths):
     _, report = merge(mlp(0, widths), mlp(1))
@@ -72,6 +73,7 @@ def verdict(right: int, distances: torch.Tensor | None = None, of: int = 20) -> 
     return SimpleNamespace(hits=torch.arange(of) < right, hit_rate=right / of, distances=far)
 
 
+@pytest.mark.slow
 def test_auto_leaves_the_head_for_a_way_that_is_clearly_nearer():
     models = (mlp(0, WIDE), mlp(1))
     more = {"samples": {"x": inputs(400)}, "num_samples": 400}
@@ -150,6 +152,7 @@ def test_a_permuted_twin_keeps_the_function(blend):
     assert report.steps[-1].agreement > 0.97
 
 
+@pytest.mark.quick_cases("0.25")
 @pytest.mark.parametrize("given", [0.0, 0.1, 0.25, 0.5, 1.0])
 def test_a_graft_gives_so_many_units_to_other_parents(given):
     parents = []
@@ -192,6 +195,7 @@ def test_what_lowers_agreement_is_not_kept(blend, way, monkeypatch):
     torch.testing.assert_close(fused, anchor)
 
 
+@pytest.mark.slow
 def test_pruning_by_reconstruction_does_not_keep_it_either(monkeypatch):
     def spoil(self, parents, tensors, ridge, **more):
         for name, tensor in tensors.items():
@@ -205,6 +209,7 @@ def test_pruning_by_reconstruction_does_not_keep_it_either(monkeypatch):
     assert any("fitting lowers agreement" in warning for warning in report.warnings)
 
 
+@pytest.mark.slow
 def test_a_result_below_the_anchor_is_written_with_a_warning(tmp_path):
     models = mlp(0), mlp(1)
     options = {"weights": (0.4, 0.6), "blend": "average", "num_samples": 30, "ridge": 1e6}
@@ -245,6 +250,7 @@ def test_options_of_fits_are_refused_without_fits(option, without):
     assert error.value.exit_code == 2
 
 
+@pytest.mark.quick_cases("20-False")
 @pytest.mark.parametrize(
     ("first", "warned"), [(20, False), (21, True), (30, True), (4, True), (5, False)]
 )

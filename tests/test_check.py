@@ -77,6 +77,7 @@ def two(tmp_path: Path) -> Path:
     return tmp_path / "two.pt"
 
 
+@pytest.mark.slow
 def test_a_traced_graph_passes(cli, factory, two):
     done = cli("check", two, "--arch", f"{factory}:two", "--json")
     assert done.code == 0, done.err
@@ -102,6 +103,7 @@ def test_a_spec_is_proven_and_a_wrong_one_is_named(cli, factory, two, tmp_path):
     assert "left.weight" in envelope["error"]["where"]
 
 
+@pytest.mark.quick_cases("fails-4-words2", "missing-2-words0", "no_module-4-words1")
 @pytest.mark.parametrize(
     ("name", "code", "words"),
     [
@@ -136,6 +138,7 @@ def test_a_missing_package_is_named(cli, two, package, monkeypatch):
     assert f"pip install {package}" in done.err
 
 
+@pytest.mark.slow
 def test_control_flow_on_data_is_shown_where_it_stands(cli, factory, tmp_path):
     tensors = {"fc.weight": (6, 4), "fc.bias": (6,), "out.weight": (2, 6), "out.bias": (2,)}
     torch.save({n: torch.randn(s) for n, s in tensors.items()}, tmp_path / "b.pt")
@@ -192,6 +195,7 @@ def test_merge_refuses_maps_that_change_the_function(factory, two, monkeypatch):
         otfuse_cli.merge(other, original, arch=f"{factory}:two")
 
 
+@pytest.mark.slow
 def test_different_widths_of_one_factory_match(factory):
     wide, narrow = state(randomise(Mlp((12, 18, 16, 14, 5)), 0)), state(randomise(Mlp(), 1))
     fused, report = otfuse_cli.merge(wide, narrow, arch=f"{factory}:with_inputs")

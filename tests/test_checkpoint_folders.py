@@ -574,6 +574,7 @@ def test_an_exception_leaves_no_folder(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="needs files without a name")
 def test_a_killed_process_leaves_no_folder(tmp_path: Path) -> None:
     if draft._open_nameless(tmp_path) is None:

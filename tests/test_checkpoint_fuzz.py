@@ -58,6 +58,7 @@ def read_all(data: bytes) -> None:
                 assert tensor.is_contiguous()
 
 
+@pytest.mark.slow
 @given(
     kind=st.sampled_from(sorted(ORIGINALS)),
     edits=st.lists(
@@ -88,6 +89,7 @@ def pickled(edit: Callable[[bytes], bytes]) -> bytes:
     return buffer.getvalue()
 
 
+@pytest.mark.slow
 @given(place=st.floats(0, 1), patch=st.binary(min_size=1, max_size=3), dropped=st.integers(0, 3))
 @example(place=0.0, patch=b"", dropped=2)
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -231,6 +233,7 @@ def attack(numbers: range) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_hundreds_of_damaged_files() -> None:
     assert len(attack(range(200))) > 8  # refused for many reasons: damage gets everywhere
 

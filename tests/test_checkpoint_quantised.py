@@ -165,6 +165,7 @@ PLAIN = {
 }  # fmt: skip
 
 
+@pytest.mark.slow_cases("Swin")
 @pytest.mark.parametrize("name", PLAIN)
 def test_what_was_only_cast_is_read(tmp_path: Path, name: str) -> None:
     value = {n: t.contiguous() for n, t in PLAIN[name]().items()}

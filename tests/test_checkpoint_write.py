@@ -254,6 +254,7 @@ def test_an_exception_leaves_nothing(folder: Path, suffix: str, error: type[Base
     assert (folder / f"old{suffix}").read_bytes() == b"old"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="needs files without a name")
 def test_a_killed_process_leaves_nothing(tmp_path: Path) -> None:
     if draft._open_nameless(tmp_path) is None:

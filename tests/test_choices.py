@@ -194,6 +194,11 @@ def close(got: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> bool
     return got.keys() == wanted.keys() and all(torch.allclose(got[n], wanted[n]) for n in wanted)
 
 
+@pytest.mark.quick_cases(
+    "inputs2-keys2-wrapper2-wanted2",
+    "inputs4-keys4-wrapper4-wanted4",
+    "inputs3-keys3-wrapper3-wanted3",
+)
 @pytest.mark.parametrize(
     ("inputs", "keys", "wrapper", "wanted"),
     [

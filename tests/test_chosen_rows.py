@@ -140,6 +140,7 @@ def chosen(kind: type[Chooser]) -> tuple[nn.Module, LayerGraph]:
     return net, trace(net, INPUT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [ByMask, ByIndex, ByTwo, BySuppression])
 def test_what_is_chosen_by_data_leaves_units_free_and_the_real_network_keeps_its_function(
     kind: type[Chooser], operators: None
@@ -152,12 +153,14 @@ def test_what_is_chosen_by_data_leaves_units_free_and_the_real_network_keeps_its
     assert used <= {"boxes.weight"}
 
 
+@pytest.mark.slow
 def test_units_that_are_chosen_by_what_they_are_stay_in_place() -> None:
     _, graph = chosen(ByUnit)
     assert CHOSEN in graph.warnings
     assert not free_units(graph)
 
 
+@pytest.mark.slow
 def test_rows_that_are_counted_in_elements_stay_in_place() -> None:
     net, graph = chosen(BySelect)
     assert acid_test(net, INPUT, None, graph, seed=0).passed

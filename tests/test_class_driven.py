@@ -75,6 +75,7 @@ def choices(runs, samples):
     ]
 
 
+@pytest.mark.slow
 def test_parents_see_one_class_in_what_was_driven(source):
     arch = f"{source}:net"
     states = parents_of(arch)
@@ -96,6 +97,7 @@ def test_parents_see_one_class_in_what_was_driven(source):
         assert all(torch.equal(state[name], own[name]) for name in own)
 
 
+@pytest.mark.slow
 def test_a_merge_is_fitted_on_them(source):
     arch = f"{source}:net"
     states = parents_of(arch)
@@ -107,6 +109,7 @@ def test_a_merge_is_fitted_on_them(source):
     assert any(not torch.equal(fused[name], plain[name]) for name in fused)
 
 
+@pytest.mark.slow_cases("dense-class-its output has the shape")
 @pytest.mark.parametrize(
     ("factory", "kind", "words"),
     [

@@ -115,6 +115,7 @@ def test_every_option_reaches_the_request(cli, verbs):
     ]
 
 
+@pytest.mark.slow
 def test_arch_may_be_given_for_each_checkpoint(cli, verbs):
     line = ("merge", "a", "b", "-o", "o.pt")
     for said in (["0=n.py:f", "1=n.py:g"], ["0=n.py:f", "n.py:g"], ["1=n.py:g"], ["n.py:g"], []):
@@ -406,6 +407,7 @@ def broken_reports():
             yield path, junk, json.dumps(document if path else junk)
 
 
+@pytest.mark.slow
 def test_no_report_from_outside_is_a_bug_of_ours(monkeypatch):
     refused = 0
     for path, junk, text in broken_reports():
@@ -463,6 +465,7 @@ def test_gate_needs_costs(cli):
 # -- help, documentation, speed
 
 
+@pytest.mark.quick_cases("check", "merge", "eval", "demo")
 @pytest.mark.parametrize("name", REQUESTS)
 def test_every_help_ends_with_examples_that_work(cli, verbs, name):
     run = cli(name, "--help")
@@ -646,6 +649,7 @@ def test_help_imports_nothing_heavy():
     assert run.stdout.splitlines()[-1] == "set()"
 
 
+@pytest.mark.slow
 def test_help_takes_less_than_300_ms_of_cpu(tmp_path):
     env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     env["PYTHONPYCACHEPREFIX"] = str(tmp_path)  # compiled already, as an installed package is
@@ -705,6 +709,7 @@ def test_demo_for_real(cli):
     assert min(accuracy["parent a"], accuracy["parent b"]) > 97
 
 
+@pytest.mark.slow
 def test_lines_as_typed(cli, demo_pair, monkeypatch):
     a, b = demo_pair
     monkeypatch.chdir(a.parent)

@@ -79,6 +79,7 @@ def test_other_commands_end_as_they_did():
     assert closing(fusion(space(1, 2)).replace(command="inspect")) is None
 
 
+@pytest.mark.slow
 def test_it_ends_the_text_and_nothing_else(cli, demo_pair, tmp_path):
     run = cli("merge", *demo_pair, "-o", tmp_path / "one.safetensors")
     assert run.out.rstrip().splitlines()[-1].startswith(tuple("123456789"))

@@ -52,6 +52,7 @@ def close(found: State, wanted: State, *, tolerance: float = 1e-5) -> None:
         torch.testing.assert_close(found[name], values, rtol=tolerance, atol=tolerance, msg=name)
 
 
+@pytest.mark.quick_cases("codes-in-rows")
 @pytest.mark.parametrize("name", NETS)
 def test_what_follows_from_weights_is_made_anew(name, tmp_path):
     arch = arch_of(name, tmp_path)
@@ -63,6 +64,7 @@ def test_what_follows_from_weights_is_made_anew(name, tmp_path):
     close(ends, refreshed(name, ends))
 
 
+@pytest.mark.quick_cases("norms")
 @pytest.mark.parametrize("name", [*NETS, "momentum", "wrapped"])
 def test_a_twin_is_the_model_with_all_that_lies_beside(name, tmp_path):
     arch = arch_of(name, tmp_path)
@@ -91,6 +93,7 @@ def test_copies_that_lag_behind_move_with_their_weights(name, tmp_path):
     assert not any("kept" in w for w in report.warnings)
 
 
+@pytest.mark.slow
 def test_what_nobody_can_tell_is_the_anchors(tmp_path):
     arch = arch_of("auxiliary", tmp_path)
     one, two = (state_of(drawn("auxiliary", seed)) for seed in (0, 1))

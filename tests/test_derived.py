@@ -58,6 +58,7 @@ def loaded(kind: str, state: State) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return module, inputs
 
 
+@pytest.mark.quick_cases("sagan")
 @pytest.mark.parametrize("kind", MERGED)
 def test_fused_layers_have_norm_one(kind, tmp_path):
     """Whatever sign the vectors of either model have."""
@@ -76,6 +77,7 @@ def test_fused_layers_have_norm_one(kind, tmp_path):
         torch.testing.assert_close(values, sign * fused[name])
 
 
+@pytest.mark.quick_cases("sagan")
 @pytest.mark.parametrize("kind", MERGED)
 def test_a_model_and_its_twin_are_the_model(kind, tmp_path):
     """Vectors of its own stay, converged or not; those of an endpoint are moved with it."""
@@ -97,6 +99,7 @@ def test_a_model_and_its_twin_are_the_model(kind, tmp_path):
         )
 
 
+@pytest.mark.quick_cases("sagan")
 @pytest.mark.parametrize("kind", KINDS)
 def test_vectors_say_nothing_about_units(kind):
     module, inputs = make(kind)
@@ -130,6 +133,7 @@ def of_family(name: str, wrap) -> tuple[nn.Module, Tensor]:
     return module, torch.randn(shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "wrap"),
     [
@@ -169,6 +173,7 @@ def test_names_and_shapes_tell_it_too(name, wrap):
     assert found == pytest.approx([1.0] * len(found), abs=1e-5)
 
 
+@pytest.mark.quick_cases("sagan", "linear-hook")
 @pytest.mark.parametrize("kind", ["linear-hook", "linear-parametrised", "up-hook", "sagan"])
 def test_a_written_spec_is_read_again(kind, tmp_path):
     """Vectors are in no line of it: names and shapes tell them."""
@@ -185,6 +190,7 @@ def test_a_written_spec_is_read_again(kind, tmp_path):
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["linear-hook", "image-parametrised", "residual-hook"])
 def test_with_inputs_as_well(kind, tmp_path):
     inputs = make(kind)[1]
@@ -207,6 +213,7 @@ def net():
 """
 
 
+@pytest.mark.slow
 def test_joint_fusion_of_a_network_with_such_a_layer(tmp_path, monkeypatch):
     """What it is judged by is the network that is written."""
     judged = []
@@ -236,6 +243,7 @@ def test_joint_fusion_of_a_network_with_such_a_layer(tmp_path, monkeypatch):
         torch.testing.assert_close(u @ weight @ v, sigma, rtol=1e-5, atol=0)
 
 
+@pytest.mark.quick_cases("dtype1")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_it_is_the_norm_of_what_is_stored(dtype, tmp_path):
     states = [state_of(trained("linear-hook", seed)) for seed in (0, 1)]
@@ -262,6 +270,7 @@ def test_different_widths(tmp_path):
     assert norms(nets[1], (torch.randn(3, 6),)) == pytest.approx([1.0, 1.0], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_skipping_a_vector_keeps_no_stale_one(tmp_path):
     """They belong to their weight: what is averaged of it is what they are of."""
     arch = arch_of("linear-hook", tmp_path)
@@ -310,6 +319,7 @@ def test_leading_vectors_against_svd(shape, whole, monkeypatch):
         numerics.leading(matrix * torch.inf)
 
 
+@pytest.mark.slow
 def test_a_weight_of_zeros_keeps_its_vectors(tmp_path):
     states = [state_of(trained("linear-hook", seed)) for seed in (0, 1)]
     states[0]["0.weight_orig"] = -states[1]["0.weight_orig"]
@@ -321,6 +331,7 @@ def test_a_weight_of_zeros_keeps_its_vectors(tmp_path):
     assert torch.equal(fused["0.weight_u"], states[1]["0.weight_u"])
 
 
+@pytest.mark.slow
 def test_a_spectral_norm_behind_another_parametrisation_is_told():
     """The weight that is normed is no tensor of the file: its vectors can't be made anew."""
 

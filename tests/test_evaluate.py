@@ -137,6 +137,7 @@ def test_the_table_has_a_line_for_each_model(cli, work):
     assert "a.safetensors (2)" in done.out
 
 
+@pytest.mark.slow
 def test_a_program_and_other_widths(cli, work):
     torch.export.save(torch.export.export(conv_net(), (torch.rand(4, 2, 4, 4),)), work / "net.pt2")
     done = cli("eval", "a.safetensors", "--arch", "net.pt2", "--samples", "s.npz", "--json")

@@ -111,6 +111,7 @@ def test_portions_give_the_digit_to_the_first_alone(mnist):
     assert not any((labels[p] == 4).any() for p in parts[1:])
 
 
+@pytest.mark.slow
 def test_trained_networks_are_kept(mnist, data, tmp_path, capsys):
     part = torch.arange(64)
     wanted = [mnist.Student(0, 0, part), mnist.Student(0, 1, part)]
@@ -244,6 +245,7 @@ def test_skill_transfer(mnist, data, trained):
     assert fused > max(mnist.accuracy(n, test) for n in (a, b))
 
 
+@pytest.mark.quick_cases("lpips_alex")
 @pytest.mark.parametrize("name", ["crepe", "voice", "lpips_alex"])
 def test_networks_of_published_weights_are_fused_with_themselves_to_themselves(name):
     published = example("published")
@@ -258,6 +260,7 @@ def test_networks_of_published_weights_are_fused_with_themselves_to_themselves(n
     assert not [w for w in report.warnings if "BatchNorm" in w]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["crepe", "voice", "pesto"])
 def test_networks_of_published_weights_are_pruned(name):
     published = example("published")

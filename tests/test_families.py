@@ -118,7 +118,14 @@ BROKEN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "old", "new"), BROKEN)
+# Of networks that the unit suite traces in any case.
+QUICK = [broken for broken in BROKEN if broken[0] in ("vit", "resnet-basic-bn")]
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [b if b in QUICK else pytest.param(*b, marks=pytest.mark.slow) for b in BROKEN],
+)
 def test_a_broken_line_is_caught_and_named(name, old, new) -> None:
     """Negative control: the size check or the proof names a tensor of the line that is wrong."""
     family = CASES[name].family
@@ -168,6 +175,7 @@ def _with_role(graph: LayerGraph) -> LayerGraph:
 # What names and shapes don't tell
 
 
+@pytest.mark.quick_cases("vit")
 @pytest.mark.parametrize("name", ["vit", "gpt2", "bert-sequence", "llama"])
 def test_without_the_number_of_heads_attention_stays_in_place(name: str) -> None:
     found = recognised(name, config=None, aliases=aliases_of(traced(name)))
@@ -215,6 +223,7 @@ def test_a_config_that_does_not_fit_is_refused(config, named) -> None:
         assert text in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_number_of_query_heads_must_be_that_of_the_config() -> None:
     """Without `num_key_value_heads` all heads would be key heads: these shapes deny it."""
     config = {"num_attention_heads": 4}
@@ -224,6 +233,7 @@ def test_the_number_of_query_heads_must_be_that_of_the_config() -> None:
     assert "8" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_pooler_that_nothing_may_read_is_tied_to_the_stream() -> None:
     """Old files of token classifiers hold one; names and shapes don't say what the head reads."""
     shapes = shapes_of(traced("bert-sequence"))
@@ -241,6 +251,7 @@ def test_a_pooler_that_nothing_may_read_is_tied_to_the_stream() -> None:
     assert told.tensors["classifier.weight"] == found.tensors["classifier.weight"]
 
 
+@pytest.mark.slow
 def test_buffers_of_old_files_stay_in_place() -> None:
     extra = {
         "gpt2": {"transformer.h.0.attn.bias": (1, 1, 32, 32),
@@ -258,6 +269,7 @@ def test_buffers_of_old_files_stay_in_place() -> None:
                 assert free.isdisjoint(axis_units(axis.expr))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "extra"),
     [
@@ -292,6 +304,7 @@ def test_the_vit_pair_is_found_by_names_and_shapes(shared) -> None:
 # Operations
 
 
+@pytest.mark.slow
 def test_operations_of_families_are_those_that_run() -> None:
     """Layers and norms in the traced order; sums where the network adds, and nowhere else."""
     for name in ("vit", "llama", "densenet", "mobilenet-v2", "resnet-basic-bn"):

@@ -41,6 +41,7 @@ def _recognised_in_both_orders(module: nn.Module) -> set[str]:
     return {layer_graph("auto", stored(module, by_name=b)).source for b in (False, True)}
 
 
+@pytest.mark.quick_cases("alexnet", "vgg11", "vgg11_bn", "resnet18", "convnext_tiny")
 @pytest.mark.parametrize("name", TORCHVISION)
 def test_networks_of_torchvision(name: str) -> None:
     models = libraries.torchvision_models()

@@ -56,6 +56,7 @@ axes = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(axes)
 def test_the_text_of_an_axis_parses_back_to_its_size_and_units(axis):
     sizes = {"a": 2, "b": 3, "c": 5}

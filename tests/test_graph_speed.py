@@ -45,6 +45,7 @@ def plainly_ordered(nodes, reads, writes) -> list[str]:
 spaces = st.frozensets(st.sampled_from("pqrs"), max_size=2)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(spaces, spaces), min_size=1, max_size=8))
 def test_the_order_is_that_of_the_rule(uses):
@@ -58,6 +59,7 @@ NAMES = ["a", "a.b", "a.0", "a.0.b", "a.1.b", "c.b", "c.10.b.weight", "x.y.z"]
 PATTERNS = ["a", "a.{i}", "a.*", "c.{i}.b", "(a|c).b", "a.b", "x.y", "*.b", "a.0.b", "(c.)?b"]
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=3), max_size=5))
 def test_a_line_is_the_first_that_matches(lines):
@@ -145,6 +147,7 @@ LARGE: dict[str, tuple[Callable[[int], Shapes], str]] = {
 
 
 # One of each way to a graph at every change, a given spec and one that is recognised.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

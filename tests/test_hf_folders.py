@@ -27,6 +27,7 @@ def saved(tmp_path):
     return net, tmp_path / "vit"
 
 
+@pytest.mark.slow
 def test_names_of_the_file_are_found_in_the_module(saved, tmp_path):
     net, folder = saved
     out = tmp_path / "fused"
@@ -42,6 +43,7 @@ def test_names_of_the_file_are_found_in_the_module(saved, tmp_path):
         torch.testing.assert_close(loaded.eval()(images).logits, net(images).logits)
 
 
+@pytest.mark.slow
 def test_networks_run_on_inputs_under_the_names_of_the_file(saved):
     net, folder = saved
     images = torch.randn(40, 3, 16, 16)
@@ -74,6 +76,7 @@ def made(name, config, seed, **more):
     return kind(getattr(transformers, config)(**more, decoder_start_token_id=0)).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "config", "more"),
     [
@@ -102,6 +105,7 @@ def test_a_folder_needs_no_flag(tmp_path, name, config, more):
     assert not any(info.values())
 
 
+@pytest.mark.slow
 def test_experts_are_known_by_their_names(tmp_path):
     """Since transformers 5 the module holds all experts in one tensor, the file each in its own."""
     more = {**_SMALL, "num_key_value_heads": 2, "num_local_experts": 3}

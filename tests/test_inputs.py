@@ -97,6 +97,7 @@ def test_names_and_shapes_are_no_network_to_run(cli, tmp_path, given):
     assert "file.py:factory" in message
 
 
+@pytest.mark.slow
 def test_force_goes_on_with_few_inputs(cli, demo_pair):
     path = saved(demo_pair[0].parent, x=digits(10))
     out = demo_pair[0].with_name("fused.safetensors")

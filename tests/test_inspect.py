@@ -239,6 +239,7 @@ def test_merge_does_not_pay_for_random_costs(demo_pair):
     assert {s.random_cost for s in report.spaces} == {None}
 
 
+@pytest.mark.slow
 def test_residual_average_has_random_costs_too(shared):
     pair = [shared / "checkpoints" / f"cifar10-resnet18w16-{i}.safetensors" for i in (0, 1)]
     report = otfuse_cli.inspect(*pair, ot_costs=True, paper=True)
@@ -448,6 +449,7 @@ def test_report_on_standard_output_makes_no_file(cli, demo_pair, tmp_path):
     assert (refused.code, refused.out) == (6, "")
 
 
+@pytest.mark.slow
 def test_two_runs_say_the_same(cli, demo_pair, tmp_path):
     """Whole JSON, apart from timings and memory: `inspect`, `merge`, and three models."""
     third = saved(tmp_path, third=load_file(demo_pair[0]))[0]

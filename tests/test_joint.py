@@ -188,6 +188,7 @@ def test_other_widths_and_more_than_two(factory):
     assert missed < 0.25
 
 
+@pytest.mark.slow
 def test_auto_takes_what_agrees_more_on_what_was_held_out(factory):
     arch = factory()
     states = [build(arch, seed).state_dict() for seed in (1, 2)]
@@ -263,6 +264,7 @@ def test_joint_has_to_win_by_more_than_chance(gained, lost, wins):
     assert clearly_more(joint, average) is wins
 
 
+@pytest.mark.slow
 def test_double_precision_goes_in_and_comes_out(factory):
     arch = factory()
     states = [
@@ -278,6 +280,7 @@ def test_double_precision_goes_in_and_comes_out(factory):
     assert all(fused[n].dtype == t.dtype for n, t in states[1].items())
 
 
+@pytest.mark.slow
 def test_where_joint_can_not_be(factory):
     arch = factory()
     states = [build(arch, seed).state_dict() for seed in (1, 2)]

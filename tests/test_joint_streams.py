@@ -48,6 +48,7 @@ def test_a_net_with_itself_keeps_its_function(name, tmp_path):
     assert change(name, own, fused) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MERGED)
 def test_turned_twins_keep_their_function(name, tmp_path):
     own = tensors_of(name)
@@ -65,6 +66,7 @@ def test_the_order_of_the_parents_means_nothing(tmp_path):
     assert change("vit", one, two) < 1e-3
 
 
+@pytest.mark.slow
 def test_two_parents_fit_better_than_their_average(tmp_path):
     a, b = tensors_of("vit", 0), tensors_of("vit", 1)
     _, report = joint("vit", tmp_path, a, b)
@@ -81,6 +83,7 @@ def vit_program():
     return program, dict(module.state_dict()), Samples((), inputs)
 
 
+@pytest.mark.slow
 def test_only_the_class_token_is_read_out(vit_program):
     program, tensors, samples = vit_program
     positions = Positions(program, tensors, samples, device="cpu")
@@ -208,6 +211,7 @@ def test_a_post_norm_net_is_reduced_by_selection(twin, tmp_path):
     assert any("post-norm" in w and "units of the stream were chosen" in w for w in report.warnings)
 
 
+@pytest.mark.slow
 def test_two_post_norm_nets_fit_better_than_their_average(tmp_path):
     torch.manual_seed(2)
     a, b = (
@@ -254,6 +258,7 @@ def test_narrow_and_wide_post_norm_nets(tmp_path):
         module.load_state_dict(fused)
 
 
+@pytest.mark.slow
 def test_a_tied_post_norm_net_is_refused(tmp_path):
     own = dict(made("bert-masked")[0].state_dict())
     with pytest.raises(UsageError, match="tied") as error:
@@ -261,6 +266,7 @@ def test_a_tied_post_norm_net_is_refused(tmp_path):
     assert "--untie" in error.value.fix
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "heads"), [pytest.param(24, 3, marks=pytest.mark.slow), (80, 10)]
 )

@@ -72,6 +72,7 @@ def check_entries(count):
         assert name in [one for group in known.names for one in group]
 
 
+@pytest.mark.slow
 def test_entries_are_what_the_libraries_build():
     check_entries(4)
 
@@ -163,6 +164,7 @@ def test_a_config_decides(tmp_path, config, arch, library):
     assert library_network({"w": (2, 2)}, {"hidden_size": 3}, tmp_path) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["test_resnet", "test_vit", pytest.param("test_efficientnet", marks=pytest.mark.slow)]
 )
@@ -184,6 +186,7 @@ def test_a_permuted_twin_of_a_published_network_is_recovered():
     assert report.checks.function == "kept"
 
 
+@pytest.mark.slow
 def test_where_the_library_is_missing_names_are_used_and_it_is_said(without, tmp_path):
     models = libraries.torchvision_models()
     torch.manual_seed(0)
@@ -220,6 +223,7 @@ def test_a_plain_average_needs_no_library(without, monkeypatch):
     otfuse_cli.merge(model, model, align="none")
 
 
+@pytest.mark.slow
 def test_rivals_with_another_graph_are_refused_and_those_with_the_same_told(monkeypatch):
     """Norms over groups of channels and over all of them have the same tensors."""
     shapes = shapes_of(timm_net("test_efficientnet_gn"))
@@ -242,6 +246,7 @@ def test_another_padding_is_another_network_of_the_same_graph():
     assert "timm:tf_mobilenetv3_small_075" in remark
 
 
+@pytest.mark.slow
 def test_a_pruned_network_is_traced_as_the_one_that_it_came_from(tmp_path):
     model = timm_net("test_resnet")
     small, _ = otfuse_cli.prune(model, amount=0.25)
@@ -253,6 +258,7 @@ def test_a_pruned_network_is_traced_as_the_one_that_it_came_from(tmp_path):
     assert report.graph.source.startswith("timm test_resnet")
 
 
+@pytest.mark.slow
 def test_options_of_a_network(tmp_path):
     a, b = (timm_net("test_resnet", seed, num_classes=3, in_chans=1) for seed in (0, 1))
     paths = stored(tmp_path, "r", a, b)

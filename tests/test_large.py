@@ -34,6 +34,7 @@ def net(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor
     return found
 
 
+@pytest.mark.quick_cases("whole sources-dtype0", "whole sources-dtype1")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("at_once", [0, 1 << 26], ids=["picked rows", "whole sources"])
 def test_the_size_of_blocks_does_not_show(monkeypatch, dtype, at_once):
@@ -56,6 +57,7 @@ def test_output_layers_get_one_factor_whatever_the_blocks(monkeypatch):
         torch.testing.assert_close(small[name], tensor, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_files_come_out_as_tensors_do(tmp_path, monkeypatch):
     monkeypatch.setattr(row_blocks, "_BLOCK", 10)
     paths = [tmp_path / f"{at}.safetensors" for at in range(2)]

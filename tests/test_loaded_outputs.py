@@ -75,6 +75,7 @@ def all_but(quick: str) -> list:
     return [n if n == quick else pytest.param(n, marks=pytest.mark.slow) for n in CLASSES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", all_but("vit"))
 def test_joint_fusion_is_loaded_by_the_librarys_own_class(name, parents, cli, tmp_path):
     (a, b), samples = parents(name)

@@ -51,6 +51,7 @@ def is_declared(graph: LayerGraph) -> bool:
 QUICK = {"mlp", "vgg-bn", "lenet", "resnet-basic-bn"}
 
 
+@pytest.mark.quick_cases("mlp", "lenet")
 @pytest.mark.parametrize(
     "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in PLACES]
 )

@@ -185,6 +185,7 @@ def test_descent_never_lowers_the_objective(hidden, seed, equal, mass):
         value = found.objective
 
 
+@pytest.mark.slow
 def test_descent_never_lowers_the_objective_of_a_recurrent_net(spec):
     arch = spec(RNN)
     for seed in range(8):
@@ -208,6 +209,7 @@ def test_a_stop_of_descent_is_a_maximum_in_each_space():
         assert work.objective(Alignment(other)) <= found.objective + 1e-4
 
 
+@pytest.mark.slow
 def test_the_portfolio_finds_the_optimum_of_tiny_nets():
     """Six times six alignments, all tried: the best of the portfolio is nearly always the best."""
     hits = 0
@@ -258,6 +260,7 @@ def in_double(tensors: StateDict) -> StateDict:
     return {n: t.double() if t.is_floating_point() else t for n, t in tensors.items()}
 
 
+@pytest.mark.quick_cases("rnn", "attention")
 @pytest.mark.parametrize("name", ["mlp", "vgg-bn", "resnet-bn", "rnn", "attention", "three"])
 def test_kept_benefits_follow_every_change_of_a_map(spec, name):
     specs = {"rnn": (rnn, RNN), "attention": (attention, ATTENTION)}
@@ -367,6 +370,7 @@ def test_frank_wolfe_climbs_and_ends_in_permutations():
     assert all(m.hard for m in rounded.maps.values())
 
 
+@pytest.mark.slow
 def test_the_seed_decides_everything():
     a, b = random_mlp((11, 16, 14, 12, 5), 1), random_mlp((11, 16, 14, 12, 5), 2)
     one, first = otfuse_cli.merge(a, b, seed=3)
@@ -427,6 +431,7 @@ def test_different_widths_skip_what_needs_permutations():
     assert [c.name for c in alone.candidates if c.chosen] == ["sweep + descent"]
 
 
+@pytest.mark.quick_cases("descent")
 @pytest.mark.parametrize("matcher", ["descent", "frank-wolfe"])
 def test_no_search_where_a_space_has_several_maps(matcher):
     a, b = (state(randomise(NETS["resnet"](), s)) for s in (1, 2))
@@ -436,6 +441,7 @@ def test_no_search_where_a_space_has_several_maps(matcher):
     assert [c.name for c in report.candidates] == ["sweep"]
 
 
+@pytest.mark.slow
 def test_streams_stay_under_residual_identity():
     a, b = (state(randomise(NETS["resnet"](), s)) for s in (1, 2))
     fused, report = otfuse_cli.merge(a, b, weights=(1, 0), residual="identity")

@@ -56,6 +56,7 @@ def test_the_output_loads_where_the_anchor_loaded(cli, pair, tmp_path):
     assert [i["sha256"] for i in report["inputs"]] == list(before)
 
 
+@pytest.mark.quick_cases(".safetensors")
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
 def test_two_runs_write_the_same_bytes(cli, pair, tmp_path, suffix):
     outs = [tmp_path / f"{name}{suffix}" for name in ("one", "two")]
@@ -87,6 +88,7 @@ def test_three_models_with_weights_are_the_weighted_mean_of_aligned_ones(cli, tm
     assert {s["source"] for s in report["spaces"]} == {0, 1}
 
 
+@pytest.mark.slow
 def test_weights_are_normalised(pair):
     one, report = otfuse_cli.merge(*map(str, pair), weights=(3, 1))
     two, _ = otfuse_cli.merge(*map(str, pair), weights=(0.75, 0.25))
@@ -133,6 +135,7 @@ def test_the_anchors_dtype_is_kept_and_equal_values_stay_equal(dtype):
     assert all(torch.equal(fused[n], t) and fused[n].dtype == dtype for n, t in anchor.items())
 
 
+@pytest.mark.slow
 def test_dtype_option(cli, pair, tmp_path):
     out = tmp_path / "fused.safetensors"
     assert cli("merge", *pair, "-o", out, "--dtype", "float16").code == 0

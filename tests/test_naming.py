@@ -74,6 +74,17 @@ FORMATS = [(name, ".pt") for name in SPELLINGS]
 FORMATS += [(n, s) for n in ("net.", "inner FSDP", "SWA") for s in (".safetensors", "")]
 
 
+@pytest.mark.quick_cases(
+    "net.-.pt-source",
+    "net.-.pt-anchor",
+    "net.-.safetensors-source",
+    "SWA-.pt-source",
+    "inner FSDP-.pt-source",
+    "inner FSDP--anchor",
+    "compiled parts of a compiled net-.pt-anchor",
+    "some parts compiled-.pt-source",
+    "a.b.c.-.pt-anchor",
+)
 @pytest.mark.parametrize("turned", [False, True], ids=["source", "anchor"])
 @pytest.mark.parametrize(("name", "suffix"), FORMATS)
 def test_one_file_has_a_prefix(
@@ -189,6 +200,9 @@ DIFFERENT: dict[str, tuple[State, State, tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.quick_cases(
+    "a prefix each-False", "encoder and decoder-True", "not all of the anchor-False"
+)
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_a_prefix_that_can_not_be_taken_off_is_named(

@@ -74,6 +74,7 @@ def statistics(net: nn.Module, x: torch.Tensor) -> dict[str, tuple[torch.Tensor,
     return seen
 
 
+@pytest.mark.quick_cases("Signal")
 @EVERY
 def test_what_feeds_every_norm_is_known(name):
     plan = plan_repair(traced(network(name, 0)))
@@ -94,6 +95,7 @@ def test_an_activation_that_is_not_homogeneous_hides_what_feeds_a_norm():
     assert any("norm1: the layer that feeds" in warning for warning in plan.warnings)
 
 
+@pytest.mark.quick_cases("Signal")
 @EVERY
 def test_a_permuted_twin_keeps_the_function(name):
     net = network(name, 1)
@@ -104,6 +106,7 @@ def test_a_permuted_twin_keeps_the_function(name):
             torch.testing.assert_close(fused[tensor], own, rtol=1e-5, atol=0)
 
 
+@pytest.mark.quick_cases("Signal-layers4-relu")
 @pytest.mark.parametrize(
     ("name", "layers", "through"),
     [
@@ -163,6 +166,7 @@ def test_a_norm_that_belongs_to_a_layer_has_no_fit_of_its_own():
     assert [fit.name for fit in norm_fits(program)] == ["norm1", "norm2"]
 
 
+@pytest.mark.slow
 @EVERY
 def test_a_network_fused_with_itself_is_left_alone(name):
     tensors = state(network(name, 2))
@@ -171,6 +175,7 @@ def test_a_network_fused_with_itself_is_left_alone(name):
     assert all(torch.equal(fused[n], t) for n, t in tensors.items())
 
 
+@pytest.mark.slow
 @EVERY
 def test_a_refit_writes_the_statistics_of_what_norms_are_given(name):
     states = [state(network(name, seed)) for seed in (4, 5)]  # a refit is kept that agrees
@@ -189,6 +194,7 @@ def test_a_refit_writes_the_statistics_of_what_norms_are_given(name):
     assert all(fit.after <= fit.before + 1e-9 for fit in report.refits if fit.layer in alone)
 
 
+@pytest.mark.quick_cases("Signal")
 @EVERY
 def test_calibration_gives_every_norm_the_statistics_of_what_it_is_given(name):
     net, other, data = network(name, 0), network(name, 1), inputs(48)
@@ -202,6 +208,7 @@ def test_calibration_gives_every_norm_the_statistics_of_what_it_is_given(name):
         torch.testing.assert_close(tensors[f"{norm}.running_var"], variance, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.quick_cases("Signal")
 @EVERY
 def test_rescaling_gives_what_norms_give_the_moments_of_a_lone_parent(name):
     net, other, data = network(name, 0), network(name, 1), inputs(48)
@@ -221,6 +228,7 @@ def test_rescaling_gives_what_norms_give_the_moments_of_a_lone_parent(name):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.quick_cases("Signal")
 @EVERY
 def test_joint_fusion_with_a_permuted_twin_keeps_the_function(name):
     net = network(name, 3)
@@ -231,6 +239,7 @@ def test_joint_fusion_with_a_permuted_twin_keeps_the_function(name):
     assert distance(run(net, fused, SHAPE), run(net, state(net), SHAPE)) < 0.02
 
 
+@pytest.mark.slow
 def test_units_are_seen_behind_the_norm_that_belongs_to_their_activation():
     net = network("Behind", 0)
     data = inputs(10)

@@ -66,6 +66,7 @@ def twins(name: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return twin, original
 
 
+@pytest.mark.quick_cases("legacy-legacy_first", "cached-cached_before")
 @pytest.mark.parametrize("name", members("grouped", "legacy", "axis", "made", "cached", "packed"))
 def test_a_permuted_twin_is_recovered_and_computes_the_same(name):
     twin, original = twins(name)
@@ -102,6 +103,9 @@ def test_networks_of_libraries_are_recovered_and_stand_the_test(name):
     assert (checked.evaluation or {})["members detected"]
 
 
+@pytest.mark.quick_cases(
+    "cached-cached_before", "legacy-legacy_first", "axis-axis_copies", "grouped-grouped"
+)
 @pytest.mark.parametrize("name", members())
 def test_the_graph_stands_the_acid_test(name):
     module, args, kwargs = made(name)
@@ -115,6 +119,7 @@ def test_the_graph_stands_the_acid_test(name):
         assert not getattr(module, cache, None)
 
 
+@pytest.mark.quick_cases("grouped-1e-10", "in_float16-0.01", "in_complex-1e-10")
 @pytest.mark.parametrize(
     ("name", "allowed"),
     [
@@ -134,6 +139,7 @@ def test_outputs_are_compared_as_precisely_as_they_are_computed(name, allowed):
     assert result.max_error <= allowed
 
 
+@pytest.mark.quick_cases("in_float16")
 @pytest.mark.parametrize("name", ["in_float32", "in_float16", "in_bfloat16"])
 def test_a_wrong_graph_shows_at_any_precision(name):
     """A claim that is false moves the outputs by more than any of the allowances."""
@@ -142,6 +148,7 @@ def test_a_wrong_graph_shows_at_any_precision(name):
     assert leave_one_out(module, args, kwargs, graph, seed=0).undetected == ()
 
 
+@pytest.mark.quick_cases("in_bfloat16-0.06-False")
 @pytest.mark.parametrize(
     ("name", "change", "kept"),
     [
@@ -173,6 +180,7 @@ def test_an_axis_that_the_input_was_given_stays_in_place(name):
     assert all(graph.producers(s.id) for s in graph.free())
 
 
+@pytest.mark.quick_cases("axis_gain-tensors1")
 @pytest.mark.parametrize(
     ("name", "tensors"),
     [
@@ -189,6 +197,7 @@ def test_units_are_compared_by_what_there_is(name, tensors):
     assert tensors in [space.tensors for space in report.spaces]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"samples": True}, {"samples": True, "align": "acts", "refit": False}, {}]
 )
@@ -205,6 +214,7 @@ def test_two_different_grouped_networks_fuse(name, options):
     assert any(not torch.equal(fused[n], t) for n, t in states[1].items())
 
 
+@pytest.mark.slow
 def test_packed_sequences_are_not_exported_to_be_run():
     states = [made("packed_gru")[0].state_dict() for _ in range(2)]
     x = {"x": torch.randn(40, 5, 6), "lengths": torch.full((40,), 3)}
@@ -225,6 +235,7 @@ def test_parameters_made_anyhow_have_no_values_while_a_network_is_traced(name):
     assert len({id(t) for t in held.values()}) == len(first)
 
 
+@pytest.mark.slow
 def test_variances_are_drawn_as_such_where_no_unit_can_move():
     module, args, kwargs = made("shuffled")
     graph = trace(module, args, kwargs)
@@ -246,6 +257,7 @@ def test_a_run_draws_the_same_whatever_was_drawn_before():
     assert torch.equal(*runs)
 
 
+@pytest.mark.slow
 def test_what_torch_says_is_quoted():
     class Opaque(nn.Linear):
         def forward(self, input: Tensor) -> Tensor:
@@ -258,6 +270,7 @@ def test_what_torch_says_is_quoted():
     assert "Could not" in (caught.value.why or "")
 
 
+@pytest.mark.slow
 def test_merged_units_of_a_modulated_weight_are_told(tmp_path):
     """Which of its axes reads units can't be seen: only permutations are exact there."""
     (tmp_path / "net.py").write_text(MODULATED)

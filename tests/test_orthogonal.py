@@ -100,6 +100,7 @@ def twin(name: str, seed: int = 0) -> dict[str, torch.Tensor]:
     return move(own, graph, stream, some_moves(graph, stream, seed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETS)
 def test_the_canonical_form_computes_the_same(name):
     graph, stream = known(name)
@@ -112,6 +113,7 @@ def test_the_canonical_form_computes_the_same(name):
         assert all(float(after[f.weight].mean(f.dim).abs().max()) < 1e-12 for f in stream.writers)
 
 
+@pytest.mark.slow
 def test_a_shift_stays_where_the_output_layer_has_no_bias():
     graph, stream = known("gpt2-untied")
     after = canonical(tensors_of("gpt2-untied"), graph, stream)
@@ -119,6 +121,7 @@ def test_a_shift_stays_where_the_output_layer_has_no_bias():
     assert kept == [False] * (len(kept) - 1) + [True]
 
 
+@pytest.mark.slow
 def test_key_and_value_biases_of_a_vit_are_gone():
     graph, stream = known("vit")
     after = canonical(tensors_of("vit"), graph, stream)
@@ -128,6 +131,7 @@ def test_key_and_value_biases_of_a_vit_are_gone():
         assert not after[attention.values.bias.tensor].any()
 
 
+@pytest.mark.quick_cases("vit")
 @pytest.mark.parametrize("name", NETS)
 def test_moves_keep_the_function_and_are_found_again(name):
     graph, stream = known(name)
@@ -146,6 +150,7 @@ def folder(name: str, tmp_path) -> str:
     return f"hf:{tmp_path / 'net'}"
 
 
+@pytest.mark.quick_cases("vit")
 @pytest.mark.parametrize("name", MERGED)
 def test_a_turned_twin_merges_into_the_same_function(name, tmp_path):
     own = tensors_of(name)
@@ -161,6 +166,7 @@ def test_a_turned_twin_merges_into_the_same_function(name, tmp_path):
     assert change(name, own, plain) > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MERGED)
 def test_a_net_with_itself(name, tmp_path):
     own = tensors_of(name)
@@ -168,6 +174,7 @@ def test_a_net_with_itself(name, tmp_path):
     assert change(name, own, fused) < 1e-4
 
 
+@pytest.mark.quick_cases("weights1")
 @pytest.mark.parametrize("weights", [(1, 0), (0, 1)])
 def test_the_ends_compute_what_the_models_compute(weights, tmp_path):
     models = [tensors_of("vit", 0), tensors_of("vit", 1)]
@@ -177,6 +184,7 @@ def test_the_ends_compute_what_the_models_compute(weights, tmp_path):
     assert change("vit", models[weights.index(1)], fused) < 1e-4
 
 
+@pytest.mark.slow
 def test_rotary_pairs_are_turned_together(tmp_path):
     """Queries and keys of a Llama turned by frequency, which permutations can't undo."""
     graph, stream = known("llama")
@@ -195,6 +203,7 @@ def test_rotary_pairs_are_turned_together(tmp_path):
     assert change("llama", own, fused) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MERGED)
 def test_the_librarys_own_class_loads_what_is_written(name, tmp_path):
     import transformers
@@ -218,6 +227,7 @@ def test_the_librarys_own_class_loads_what_is_written(name, tmp_path):
     torch.testing.assert_close(found, logits(name, fused), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert-sequence", "bert-masked"])
 def test_a_post_norm_net_falls_back_to_permutations(name, cli, tmp_path):
     """Tied or not; the report and the standard error say so."""

@@ -62,6 +62,7 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
 
 
+@pytest.mark.quick_cases("gate-each", "gate-shapes")
 @pytest.mark.parametrize(
     ("case", "way"),
     [*((name, "shapes") for name in NETS), ("channels last", "each"), ("gate", "each")],
@@ -94,6 +95,7 @@ def doubled(case):
     return tensors
 
 
+@pytest.mark.quick_cases("gate-each-no inputs")
 @pytest.mark.parametrize(
     ("case", "way", "inputs"),
     [
@@ -120,6 +122,7 @@ def test_doubled_units_are_merged_exactly(case, way, inputs):
         assert distance(case.narrow(case.x), expected) < 1e-3
 
 
+@pytest.mark.quick_cases("gate")
 @families()
 def test_a_factory_of_shapes_says_the_same_as_one_for_each(case):
     fused, _ = case.merge(case.each, anchor="first")
@@ -146,6 +149,7 @@ def test_so_it_does_with_inputs(case, options):
     assert report.steps[-1].agreement > 0.75
 
 
+@pytest.mark.quick_cases("gate", "tokens")
 @families()
 def test_a_permuted_twin_is_found_in_a_network_of_its_own(case):
     """Equal widths from two factories: the source's own network says what it computed before."""
@@ -195,6 +199,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.quick_cases("another layer first", "one operation more")
 @pytest.mark.parametrize("other", OTHERS, ids=str)
 def test_another_structure_is_refused_with_the_first_difference(tmp_path, other):
     case = Case("stream" if other == "no stream" else "view", tmp_path)
@@ -295,6 +300,7 @@ def test_tied_tensors_have_shapes_under_all_their_names(tmp_path):
     assert report.graph.spaces == {"e.weight:1": 3}
 
 
+@pytest.mark.slow
 def test_a_network_that_fixes_other_widths_is_refused_with_the_way_out(tmp_path):
     case = Case("channels last", tmp_path)
     for states in (case.states, (case.states[1], case.states[1])):
@@ -332,6 +338,7 @@ def test_all_verbs_take_networks_of_their_own(cli, case, way, tmp_path):
         assert run.code == 0, run.err
 
 
+@pytest.mark.slow
 def test_prune_runs_the_network_that_the_factory_builds_for_what_is_left(tmp_path):
     case = Case("channels last", tmp_path)
     fixed = otfuse_cli.prune(case.states[0], amount=0.5, arch=case.arch("wide"))[1]
@@ -345,6 +352,7 @@ def test_prune_runs_the_network_that_the_factory_builds_for_what_is_left(tmp_pat
     assert report.steps
 
 
+@pytest.mark.slow
 def test_a_saved_program_for_each(tmp_path):
     case = Case("view", tmp_path)
     arch = {}

@@ -57,6 +57,7 @@ def test_twins_stay_recovered(matcher):
     assert all(torch.equal(fused[n], t) for n, t in anchor.items())
 
 
+@pytest.mark.slow
 def test_two_models_have_one_pass():
     one, first = otfuse_cli.merge(mlp(1), mlp(2))
     two, second = otfuse_cli.merge(mlp(1), mlp(2), passes=4)
@@ -64,6 +65,7 @@ def test_two_models_have_one_pass():
     assert first.candidates == second.candidates
 
 
+@pytest.mark.slow
 def test_passes_between_widths():
     fused, report = otfuse_cli.merge(
         mlp(1, (9, 16, 11, 5)), mlp(2, (9, 10, 13, 5)), mlp(3), passes=3
@@ -72,6 +74,7 @@ def test_passes_between_widths():
     assert any(c.name == "pass 2" for c in report.candidates)
 
 
+@pytest.mark.slow
 def test_the_medoid_is_the_model_in_the_middle():
     middle = mlp(1)
     around = [permuted(random_like(middle, s, 0.7), s) for s in (2, 3, 4)]

@@ -65,6 +65,7 @@ def test_same_picture_same_bytes(tmp_path, picture, suffix):
     write_picture(paths[0], picture, overwrite=True)
 
 
+@pytest.mark.slow
 def test_png_is_an_image_with_ink(tmp_path, picture):
     image = pytest.importorskip("PIL.Image")
     write_picture(tmp_path / "a.png", picture)

@@ -181,6 +181,7 @@ RUNS = [(kind, False) for kind in LINES]
 RUNS += [("safetensors", True), ("shards", True), ("inspect", True)]
 
 
+@pytest.mark.quick_cases("prune-False", "inspect-False")
 @pytest.mark.parametrize(("kind", "links"), RUNS)
 def test_a_run_without_posix_gives_the_same_bytes(
     cli: Any, inputs: Path, kind: str, links: bool
@@ -208,6 +209,7 @@ def test_the_system_is_really_without(tmp_path: Path) -> None:
             os.replace(tmp_path / "x", tmp_path / "y")
 
 
+@pytest.mark.quick_cases("link")
 @pytest.mark.parametrize("what", ["preadv", "sched_getaffinity", "O_TMPFILE", "pwrite", "link"])
 def test_each_alone_may_be_missing(
     cli: Any, inputs: Path, monkeypatch: pytest.MonkeyPatch, what: str
@@ -217,6 +219,7 @@ def test_each_alone_may_be_missing(
     assert run(cli, [*LINES["pt"](inputs), "--overwrite"]) == here
 
 
+@pytest.mark.slow
 def test_threads_share_a_file_without_positional_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

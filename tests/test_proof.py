@@ -89,6 +89,7 @@ def resolve(arch, folder, nets_file):
     return f"{nets_file}:plain" if arch == "net" else arch
 
 
+@pytest.mark.slow_cases("program-None")
 @pytest.mark.parametrize(("arch", "words"), ARCHS)
 def test_what_was_run_decides_the_word(cli, pair, nets_file, tmp_path, arch, words):
     if arch == "program":
@@ -112,6 +113,7 @@ def test_what_was_run_decides_the_word(cli, pair, nets_file, tmp_path, arch, wor
     assert "--arch net.py:make_net" in line
 
 
+@pytest.mark.slow_cases("net-None")
 @pytest.mark.parametrize(("arch", "words"), ARCHS[:4])
 def test_proof_is_required_before_anything_is_written(cli, pair, nets_file, tmp_path, arch, words):
     said = resolve(arch, tmp_path, nets_file)
@@ -206,6 +208,7 @@ UNKNOWN = {
 }
 
 
+@pytest.mark.slow_cases("odd names")
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_a_plain_average_needs_no_graph(cli, tmp_path, name):
     states = [nets.state(nets.randomise(UNKNOWN[name](), seed)) for seed in (0, 1)]
@@ -239,6 +242,7 @@ def test_inspect_declares_what_its_costs_rest_on(cli, pair):
     assert sum(line.startswith("assumed: ") for line in run.err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_older_reports_are_read(cli, pair, tmp_path):
     cli("merge", *pair, "-o", tmp_path / "f.pt")
     report = json.loads((tmp_path / "f.report.json").read_text())

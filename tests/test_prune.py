@@ -304,6 +304,7 @@ def folder_of(net, folder):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "options"), [(llama, {}), (gpt2, {"only": ["*.c_fc"]})])
 def test_a_pruned_folder_loads_in_its_class(tmp_path, make, options):
     net, out = make(), tmp_path / "out"
@@ -315,6 +316,7 @@ def test_a_pruned_folder_loads_in_its_class(tmp_path, make, options):
     assert small.num_parameters() < net.num_parameters()
 
 
+@pytest.mark.slow
 def test_a_compacted_folder_loads_in_its_class(tmp_path):
     net, out = llama(), tmp_path / "out"
     dense = folder_of(net, tmp_path / "dense")
@@ -332,6 +334,7 @@ def test_a_compacted_folder_loads_in_its_class(tmp_path):
         torch.testing.assert_close(small(tokens).logits, net(tokens).logits, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_compacted_folder_whose_layers_differ_is_warned_about(tmp_path):
     net, out = llama(), tmp_path / "out"
     dense = folder_of(net, tmp_path / "dense")
@@ -343,6 +346,7 @@ def test_a_compacted_folder_whose_layers_differ_is_warned_about(tmp_path):
     assert any("copied as it is" in w for w in report.warnings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("only", ["*.c_attn", "transformer.wte"])
 def test_a_config_that_can_not_say_it_is_copied_with_a_warning(tmp_path, only):
     """Heads of GPT-2 are n_embd / n_head wide: neither goes alone."""
@@ -354,6 +358,7 @@ def test_a_config_that_can_not_say_it_is_copied_with_a_warning(tmp_path, only):
     assert written == (path / "config.json").read_text()
 
 
+@pytest.mark.slow
 def test_a_normalised_stream_is_pruned_by_name_only(tmp_path):
     path = save_llama(llama(), tmp_path)
     pruned, report = otfuse_cli.prune(path, layer={"model.embed_tokens": 0.25})

@@ -82,6 +82,7 @@ def test_duplicates_give_the_dense_network_back():
     assert nets.distance(one, other) < 1e-5
 
 
+@pytest.mark.slow
 def test_units_that_were_trained_further_are_no_survivors():
     weights = nets.state(dense_mlp())
     pruned, _ = otfuse_cli.prune(weights, amount=0.5)
@@ -97,6 +98,7 @@ def test_units_that_were_trained_further_are_no_survivors():
     assert all(torch.isfinite(t).all() for t in fused.values())
 
 
+@pytest.mark.slow
 def test_options_that_ask_for_a_matcher_get_it():
     weights = nets.state(dense_mlp())
     pruned, _ = otfuse_cli.prune(weights, amount=0.5)
@@ -226,6 +228,7 @@ def test_a_refit_comes_after_the_survivors(form):
         assert (fused["fc1.weight_orig"][gone] == 0).all()
 
 
+@pytest.mark.slow
 def test_a_pruned_net_is_run_at_its_own_widths(tmp_path):
     """The factory makes the dense network; both are run on the inputs all the same."""
     source = f"import sys; sys.path.insert(0, {str(nets.__file__.rpartition('/')[0])!r})\n"
@@ -273,6 +276,7 @@ def test_batch_norm_nets(name, criterion):
         assert all(s.survivors == s.kept for s in report.pruning.spaces)
 
 
+@pytest.mark.slow
 def test_whole_groups_of_a_llama(tmp_path):
     net = llama()
     (tmp_path / "dense").mkdir()
@@ -289,6 +293,7 @@ def test_whole_groups_of_a_llama(tmp_path):
     assert all(torch.equal(fused[n], pruned[n]) for n in pruned if "_proj" in n and "q_" in n)
 
 
+@pytest.mark.slow
 def test_half_a_group_is_refused_with_the_reason(tmp_path):
     """Six query heads can't share four keys."""
     net = llama()
@@ -338,6 +343,7 @@ class Grouped(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
+@pytest.mark.slow
 def test_channel_groups_go_whole(tmp_path):
     source = f"import sys; sys.path.insert(0, {str(nets.__file__.rpartition('/')[0])!r})\n"
     source += "import torch\nfrom test_prune_fuse import Grouped\n"

@@ -31,6 +31,7 @@ def inputs(*shape, seed=3):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.slow
 def test_duplicates_go_without_a_change():
     net = nets.Mlp((12, 8, 10, 6, 5))
     weights = duplicated(net)
@@ -61,6 +62,7 @@ def factory(tmp_path, stream, inner):
     return f"{path}:net"
 
 
+@pytest.mark.slow
 def test_a_widened_residual_net_with_batch_norm_comes_back(tmp_path):
     """The stream has a nonlinearity after the addition: one choice from all its places."""
     small, large = factory(tmp_path, 4, 3), factory(tmp_path, 8, 6)
@@ -73,6 +75,7 @@ def test_a_widened_residual_net_with_batch_norm_comes_back(tmp_path):
     assert [s.id.split(".")[0] for s in report.pruning.spaces] == ["stem", "conv1"]
 
 
+@pytest.mark.slow
 def test_what_is_not_pruned_keeps_its_units_and_their_order():
     weights = nets.state(mlp())
     x = inputs(80, 12)
@@ -86,6 +89,7 @@ def test_what_is_not_pruned_keeps_its_units_and_their_order():
     assert [r.layer for r in report.refits] == ["fc3", "fc4"]
 
 
+@pytest.mark.slow
 def test_loud_units_that_hardly_anything_reads_go_first():
     net = nets.Mlp((12, 20, 8, 7, 5))
     weights = nets.state(net)
@@ -107,6 +111,7 @@ def test_where_nothing_goes_the_network_stays(options):
     assert report.steps == ()
 
 
+@pytest.mark.slow
 def test_it_is_nearer_to_the_whole_network_than_what_drops_or_merges():
     net = mlp(widths=(12, 40, 40, 40, 5))
     weights, x, small = nets.state(net), inputs(200, 12), nets.Mlp((12, 20, 20, 20, 5))
@@ -135,6 +140,7 @@ def test_wrong_options(options, words):
         otfuse_cli.prune(nets.state(mlp()), **{**RECONSTRUCT, "arch": "mlp", **options})
 
 
+@pytest.mark.quick_cases("dtype1")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_what_is_stored_in_another_dtype_stays_in_it(dtype):
     weights = {n: t.to(dtype) for n, t in nets.state(mlp()).items()}
@@ -142,6 +148,7 @@ def test_what_is_stored_in_another_dtype_stays_in_it(dtype):
     assert {t.dtype for t in pruned.values()} == {dtype}
 
 
+@pytest.mark.slow
 def test_few_inputs_are_taken_by_force():
     pruned, _ = otfuse_cli.prune(
         nets.state(mlp()), samples=inputs(10, 12), force=True, arch="mlp", **RECONSTRUCT
@@ -183,6 +190,7 @@ def test_two_runs_write_the_same_bytes_and_a_report(cli, files):
     assert REPORT.is_valid(report)
 
 
+@pytest.mark.slow
 def test_synthetic_inputs_do_as_well(cli, files):
     line = ("prune", files / "a.pt", "-o", files / "small.pt", "--amount", "0.5")
     more = ("--criterion", "reconstruct", "--synthetic", "--num-samples", "200", "--arch", "mlp")
@@ -207,6 +215,7 @@ def paired(tensors, graph):
     return found, tuple(spaces)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -236,6 +245,7 @@ def test_paired_heads_and_units_go_without_a_change(name, tmp_path):
     assert nets.distance(outs[1], outs[0]) < 1e-4
 
 
+@pytest.mark.slow
 def test_a_named_stream_is_turned(tmp_path):
     """A basis of three quarters of it; what reads and writes it is fitted."""
     pytest.importorskip("transformers")

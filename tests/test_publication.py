@@ -190,6 +190,7 @@ def test_a_fault_at_any_step_leaves_nothing(
     assert nothing_is_left(cli, tmp_path / "work", line, errors) >= 5
 
 
+@pytest.mark.quick_cases("prune")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fault_between_the_outputs_leaves_nothing(
     cli: Any, inputs: Path, tmp_path: Path, kind: str

@@ -41,6 +41,7 @@ def pair(shared: Path, stem: str, suffix: str = ".safetensors") -> tuple[str, st
     return a, b
 
 
+@pytest.mark.slow_cases("source")
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -57,6 +58,7 @@ def test_mnist(shared, options, expected):
     assert score(fused) == pytest.approx(expected, abs=0.02)
 
 
+@pytest.mark.quick_cases("cifar10-resnet18w16")
 @pytest.mark.parametrize("stem", ["cifar10-vgg11half", "cifar10-resnet18w16"])
 def test_endpoints_return_the_parents_bit_for_bit(shared, stem):
     a, b = pair(shared, stem)

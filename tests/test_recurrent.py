@@ -31,6 +31,7 @@ def made(width, kind, both, seed=0):
         return Net(width, kind, both), torch.randn(2, 4, 5)
 
 
+@pytest.mark.quick_cases("widths0-GRU-False")
 @pytest.mark.parametrize(("kind", "both"), KINDS)
 @pytest.mark.parametrize("widths", [(7, 4), (4, 7)])
 def test_other_widths_merge(kind, both, widths):
@@ -43,6 +44,7 @@ def test_other_widths_merge(kind, both, widths):
     assert any("weight_hh" in layer.name or layer.name == "rnn" for layer in report.layers)
 
 
+@pytest.mark.quick_cases("RNN-False")
 @pytest.mark.parametrize(("kind", "both"), KINDS)
 def test_every_layer_of_a_permuted_twin_costs_nothing(kind, both):
     net, x = made(6, kind, both)

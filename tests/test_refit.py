@@ -347,6 +347,7 @@ def inputs_of(arch, count, seed=3):
     return {"x": torch.randn(count, *shape, generator=torch.Generator().manual_seed(seed))}
 
 
+@pytest.mark.quick_cases("mlp")
 @pytest.mark.parametrize("body", [MLP, RESIDUAL], ids=["mlp", "residual"])
 def test_fusing_with_itself_changes_nothing(factory, body):
     arch = factory(body)
@@ -425,6 +426,7 @@ def test_order_and_batching_of_inputs_do_not_matter(factory, monkeypatch):
             torch.testing.assert_close(other[name], tensor, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("more", "most_bytes"), [({}, 4 << 30), ({"pass_memory": 0.5}, 1 << 29)])
 def test_pass_memory_is_what_waiting_passes_may_hold(factory, monkeypatch, more, most_bytes):
     asked, real = [], bench.Bench
@@ -440,6 +442,7 @@ def test_pass_memory_is_what_waiting_passes_may_hold(factory, monkeypatch, more,
     assert [one.most_bytes for one in asked] == [most_bytes]
 
 
+@pytest.mark.slow
 def test_other_widths(factory):
     wide = factory(MLP)
     state = build(wide, 0).state_dict()
@@ -465,6 +468,7 @@ def test_other_widths(factory):
     assert all(fit.after < fit.before for fit in report.refits)
 
 
+@pytest.mark.slow
 def test_too_few_inputs(factory):
     arch = factory(MLP)
     states = [build(arch, seed).state_dict() for seed in (0, 1)]
@@ -513,6 +517,7 @@ def test_calibration(factory):
             best = max(best, step.agreement)
 
 
+@pytest.mark.slow
 def test_a_network_that_was_guessed_is_said_to_be():
     torch.manual_seed(0)
     states = [nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).state_dict()] * 2

@@ -122,6 +122,7 @@ def test_simulated_white_inputs_have_the_variance_that_is_written():
     torch.testing.assert_close(fused["features.1.running_var"], values.var(0), rtol=0.1, atol=0)
 
 
+@pytest.mark.slow
 def test_duplicated_units_keep_their_variance():
     narrow = state(randomise(Vgg(), 4))
     fused, _ = otfuse_cli.merge(widened(narrow), narrow)

@@ -246,6 +246,7 @@ def test_a_tensor_that_any_source_lacks_is_the_anchors():
     assert torch.equal(fused["fc2.bias"], c["fc2.bias"])
 
 
+@pytest.mark.slow
 def test_the_function_is_not_claimed_where_a_model_can_not_be_run(tmp_path):
     (tmp_path / "net.py").write_text(
         "import torch\nfrom torch import nn\n\n\nclass Net(nn.Sequential):\n"

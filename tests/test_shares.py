@@ -44,6 +44,7 @@ def test_equal_widths_have_equal_say():
     assert all(torch.equal(auto[n], t) for n, t in preserve.items())
 
 
+@pytest.mark.slow
 def test_prune_fuse_counts_the_dense_network_in_full():
     dense, pruned = mlp(WIDE, 1), mlp(NARROW, 2)
     plain, report = otfuse_cli.prune_fuse(dense, pruned)

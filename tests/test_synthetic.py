@@ -17,6 +17,7 @@ from otfuse_cli.running.synthetic import first_layer_names, synthetic_samples
 from test_samples import image_net, text_net, vector_net
 
 
+@pytest.mark.quick_cases("noise-1-28-28", "noise-4-9-40", "leaves-4-9-40")
 @pytest.mark.parametrize(("channels", "height", "width"), [(3, 32, 32), (1, 28, 28), (4, 9, 40)])
 @pytest.mark.parametrize("kind", ["leaves", "noise"])
 def test_images_are_standardised_and_the_same_by_seed(kind, channels, height, width):
@@ -45,6 +46,7 @@ def test_power_falls_with_frequency_as_in_photographs(kind):
     assert -2.6 < slope < -1.6  # photographs: about -2
 
 
+@pytest.mark.slow
 def test_leaves_are_flat_shapes_with_edges_of_many_sizes():
     x = dead_leaves(200, 3, 64, 64, 0)
     flat = (np.abs(np.diff(x, axis=3)).max(1) == 0).mean()

@@ -96,6 +96,7 @@ def spread() -> Coupling:
     return Coupling(Plan.from_dense(plan))
 
 
+@pytest.mark.quick_cases("linear")
 @EVERY
 def test_scale_and_place_of_the_source_do_not_matter(name):
     source, anchor = network(name, WIDE, 0), network(name, NARROW, 1)
@@ -109,6 +110,7 @@ def test_scale_and_place_of_the_source_do_not_matter(name):
     torch.testing.assert_close(again, first, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.quick_cases("linear")
 @EVERY
 def test_what_has_nothing_to_do_with_a_unit_hardly_enters_its_target(name):
     source, anchor = network(name, WIDE, 0), network(name, NARROW, 1)
@@ -117,6 +119,7 @@ def test_what_has_nothing_to_do_with_a_unit_hardly_enters_its_target(name):
     assert float((target - own).norm()) < 0.2 * float(plain.norm())
 
 
+@pytest.mark.quick_cases("linear", "norm")
 @EVERY
 def test_what_both_compute_is_averaged(name):
     """Of duplicates of the anchor's units, each with a little of its own."""
@@ -134,6 +137,7 @@ def test_what_both_compute_is_averaged(name):
     assert float((target - mean).norm()) < 0.45 * float((mean - own).norm()) + 1e-6
 
 
+@pytest.mark.quick_cases("weights0-linear", "weights1-linear")
 @EVERY
 @pytest.mark.parametrize("weights", [(0.7, 0.3), (0.0, 1.0)])
 def test_units_onto_units_and_an_anchor_without_a_share_are_plain_means(name, weights):
@@ -146,6 +150,7 @@ def test_units_onto_units_and_an_anchor_without_a_share_are_plain_means(name, we
         torch.testing.assert_close(target, own + weights[1] * (other - own))
 
 
+@pytest.mark.slow
 def test_a_widened_twin_changes_nothing():
     narrow = state(randomise(Mlp(), 4))
     x = torch.randn(60, 12, generator=torch.Generator().manual_seed(0))

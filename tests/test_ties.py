@@ -129,6 +129,7 @@ def require_one(name: str, found: State, wanted: State, *, twice: bool) -> None:
         assert torch.equal(found[other], found[kept])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"), [*((name, "safetensors") for name in FAMILIES), ("gpt2", "bin")]
 )
@@ -144,6 +145,7 @@ def test_stored_twice_is_one_tensor(name, kind, tmp_path):
     require_one(name, merged(tmp_path, *twice), wanted, twice=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "strict"), [*((name, True) for name in FAMILIES), ("gpt2", False)]
 )
@@ -236,6 +238,7 @@ def test_a_network_of_the_users_own(stored, anchor, tmp_path):
         assert torch.equal(found[name], wanted[name])
 
 
+@pytest.mark.slow
 def test_a_file_of_two_storages_in_torchs_format(tmp_path):
     """Without a folder or a config.json the values tell it."""
     for seed, letter in enumerate("ab"):
@@ -265,6 +268,7 @@ def test_values_that_differ_are_two_tensors_and_said_so(tmp_path):
     assert "tie_word_embeddings=False" in caught.value.fix
 
 
+@pytest.mark.slow
 def test_a_config_that_says_untied_is_believed(tmp_path):
     paths = []
     for seed in (0, 1):
@@ -278,6 +282,7 @@ def test_a_config_that_says_untied_is_believed(tmp_path):
         assert "lm_head.weight" in held.infos
 
 
+@pytest.mark.slow
 def test_inspect_and_eval_take_the_same_files(tmp_path):
     paths = [folder(tmp_path / f"{s}", tensors("gpt2", s, twice=True), "gpt2") for s in (0, 1)]
     one = folder(tmp_path / "once", tensors("gpt2", 0, twice=False), "gpt2")
@@ -302,6 +307,7 @@ def test_prune_and_check_take_them_too(tmp_path):
     assert torch.equal(pruned["lm_head.weight"], pruned["model.embed_tokens.weight"])
 
 
+@pytest.mark.quick_cases("gpt2")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_prune_fuse_sees_one_tensor_too(name, tmp_path):
     small = otfuse_cli.prune(tensors(name, 0, twice=False), amount=0.5)[0]

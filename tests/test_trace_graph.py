@@ -153,6 +153,7 @@ def test_residual_adds_tied_embeddings_and_written_out_norms() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_tied_tensors_are_one_with_aliases() -> None:
     graph = trace(*zoo.make("transformer")[:2])
     assert graph.tensors["embed.weight"].aliases == ("out.weight",)
@@ -200,6 +201,7 @@ class Queries(nn.Module):
         return self.out((queries[None] * self.data(x)[:, None]).tanh().mean(1))
 
 
+@pytest.mark.slow
 def test_biases_of_what_is_computed_from_weights_alone_are_used() -> None:
     torch.manual_seed(0)
     net, x = Queries().eval(), (torch.randn(2, 4),)
@@ -295,6 +297,7 @@ def test_a_saved_program_gives_the_same_graph(tmp_path: Any, graph: LayerGraph) 
     assert loaded == replace(graph, source="")
 
 
+@pytest.mark.slow
 def test_a_program_with_a_free_batch_size_gives_the_same_graph(graph: LayerGraph) -> None:
     batch = torch.export.Dim("batch", min=2, max=64)
     program = torch.export.export(
@@ -303,6 +306,7 @@ def test_a_program_with_a_free_batch_size_gives_the_same_graph(graph: LayerGraph
     assert graph_from_program(program) == replace(graph, source="")
 
 
+@pytest.mark.slow
 def test_a_shape_that_depends_on_the_data_is_refused() -> None:
     class Chosen(nn.Linear):
         def forward(self, input: Tensor) -> Tensor:
@@ -386,6 +390,10 @@ class Custom(nn.Linear):
         return no_fake(super().forward(input))
 
 
+@pytest.mark.slow_cases(
+    "Branch-if y.sum() > 0:-depends on the data",
+    "Loop-for _ in range(int(y.max().item())):-depends on the data",
+)
 @pytest.mark.parametrize(
     ("module", "line", "why"),
     [
@@ -420,6 +428,7 @@ def test_scripted_modules_are_refused_by_name() -> None:
     assert caught.value.where == "1"
 
 
+@pytest.mark.slow
 def test_a_custom_operator_is_pinned_and_what_surrounds_it_is_not() -> None:
     class Around(nn.Module):
         def __init__(self) -> None:

@@ -756,6 +756,12 @@ CASES: list[tuple[str, Callable[..., Any], list[Tensor], str]] = [
 ]
 
 
+# The first of the cases whose names begin alike, such as those of a pooling in one, two and three
+# dimensions.
+QUICK = {case[0].partition("-")[0]: case[0] for case in reversed(CASES)}
+
+
+@pytest.mark.quick_cases(*QUICK.values())
 @pytest.mark.parametrize(
     ("function", "inputs", "signature"),
     [case[1:] for case in CASES],
@@ -779,6 +785,7 @@ UNARY = [
 ]  # fmt: skip
 
 
+@pytest.mark.quick_cases("neg", "abs", "log_sigmoid", "floor", "isnan", "digamma")
 @pytest.mark.parametrize("name", UNARY)
 def test_unary(name: str) -> None:
     x = (positive(3, 4) - 0.5).clamp(0.05, 0.95)
@@ -795,6 +802,7 @@ PAIRS = [
 ]  # fmt: skip
 
 
+@pytest.mark.quick_cases("add", "maximum", "eq", "floor_divide", "isclose")
 @pytest.mark.parametrize("name", PAIRS)
 def test_pair(name: str) -> None:
     replayed = replay(lambda x, y: getattr(A, name)(x, y), positive(2, 3, 4), positive(3, 1))

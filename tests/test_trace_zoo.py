@@ -66,6 +66,7 @@ def test_zoo(name: str) -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_graph_does_not_depend_on_weights_or_device() -> None:
     module, args, kwargs = zoo.make("fused-vit")
     again, _, _ = zoo.make("fused-vit", seed=1)

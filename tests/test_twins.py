@@ -56,6 +56,19 @@ def test_a_permuted_twin_computes_the_same(name):
     assert distance(run(net, twin, shape), run(net, state(net), shape)) < 1e-5
 
 
+@pytest.mark.slow_cases(
+    "resnet-basic-bn-weights1",
+    "resnet-basic-bn-weights2",
+    "resnet-bottleneck-bn-weights0",
+    "resnet-bottleneck-bn-weights1",
+    "resnet-bottleneck-bn-weights2",
+    "resnet-bottleneck-weights0",
+    "resnet-bottleneck-weights1",
+    "resnet-bottleneck-weights2",
+    "resnet-basic-weights1",
+    "resnet-basic-weights2",
+    "resnet-bottleneck-bn-weights3",
+)
 @pytest.mark.parametrize("weights", [(0.5, 0.5), (0.3, 0.7), (1.0, 0.0), (0.0, 1.0)])
 @pytest.mark.parametrize("name", NETS)
 def test_a_permuted_twin_is_recovered_exactly(name, weights):
@@ -68,6 +81,9 @@ def test_a_permuted_twin_is_recovered_exactly(name, weights):
         assert all(s.ot_cost < 1e-6 for s in report.spaces)
 
 
+@pytest.mark.slow_cases(
+    "resnet-basic-bn-options0", "resnet-basic-bn-options1", "resnet-basic-bn-options2"
+)
 @pytest.mark.parametrize(
     "options", [{"solver": "exact"}, {"metric": "cosine"}, {"unit_norm": False}]
 )
@@ -79,6 +95,7 @@ def test_other_costs_recover_the_twin_too(name, options):
         assert torch.equal(fused[tensor], value), tensor
 
 
+@pytest.mark.quick_cases("mlp", "vgg-bn", "resnet-basic")
 @pytest.mark.parametrize("name", NETS)
 def test_fusing_a_model_with_itself_changes_nothing(name):
     original = state(NETS[name][0])
@@ -102,6 +119,7 @@ def test_relabelling_the_source_changes_nothing(name):
     randomise(net, list(NETS).index(name))
 
 
+@pytest.mark.quick_cases("0.5-mlp-nobias", "0.5-vgg-bn")
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize(
     "share", [0.5, *(pytest.param(w, marks=pytest.mark.slow) for w in (0.25, 1.0))]
@@ -126,6 +144,7 @@ def test_the_papers_scale_loses_the_function_of_a_widened_twin():
     assert distance(run(net, fused, shape), run(net, narrow, shape)) > 0.1
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(
     widths=st.lists(st.integers(1, 9), min_size=3, max_size=5),
@@ -141,6 +160,7 @@ def test_any_mlp_is_recovered_from_its_twin(widths, seed, share):
         assert torch.equal(fused[tensor], value), tensor
 
 
+@pytest.mark.quick_cases("mlp", "vgg-bn")
 @pytest.mark.parametrize("name", ["mlp", "vgg-bn", "resnet-basic-bn"])
 def test_weight_one_returns_the_aligned_source_by_index(name):
     net, shape = NETS[name]

@@ -64,6 +64,7 @@ def options_for(way: str, name: str) -> dict:
     return {"align": "none"} if way == "average" else {"residual": "orthogonal"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "way"),
     [
@@ -83,6 +84,7 @@ def test_a_tied_net_with_itself_keeps_its_function(name, way, tmp_path):
     assert report.recipe["untie"] is True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "way"),
     [
@@ -100,6 +102,7 @@ def test_so_does_a_permuted_twin(name, way, tmp_path):
     assert change(name, plain) > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", pytest.param("llama-tied", marks=pytest.mark.slow)])
 def test_the_librarys_own_class_loads_the_folder(name, cli, tmp_path):
     """Saved by the library, a tied net has no output layer in its file."""
@@ -126,6 +129,7 @@ def test_the_librarys_own_class_loads_the_folder(name, cli, tmp_path):
     torch.testing.assert_close(found, logits(name, fused), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.quick_cases("gpt2")
 @pytest.mark.parametrize("name", [*TIED, "bert-masked"])
 def test_names_and_shapes_tell_it_too(name, tmp_path):
     """Of a family's file that leaves the output layer out; a bias that was shared is there too."""
@@ -139,6 +143,7 @@ def test_names_and_shapes_tell_it_too(name, tmp_path):
         torch.testing.assert_close(net.eval()(**inputs).logits, module(**inputs).logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
 def test_files_hold_both_tensors(suffix, tmp_path):
     """They no longer share their storage."""
@@ -153,6 +158,7 @@ def test_files_hold_both_tensors(suffix, tmp_path):
     assert change("gpt2", fused) < 1e-4
 
 
+@pytest.mark.slow
 def test_a_source_that_is_untied_already(tmp_path):
     """The anchor says what is tied; who stores both tensors keeps them."""
     own = state_of("gpt2")
@@ -164,6 +170,7 @@ def test_a_source_that_is_untied_already(tmp_path):
     torch.testing.assert_close(fused[EMBEDDING["gpt2"]], own[EMBEDDING["gpt2"]])
 
 
+@pytest.mark.quick_cases("auto")
 @pytest.mark.parametrize("arch", ["auto", "given"])
 def test_nothing_is_tied(arch, tmp_path):
     own = state_of("gpt2-untied")
@@ -173,6 +180,7 @@ def test_nothing_is_tied(arch, tmp_path):
     assert fused.keys() == own.keys() & fused.keys()
 
 
+@pytest.mark.slow
 def test_a_curve_of_tied_nets(cli, tmp_path):
     made("gpt2")[0].save_pretrained(tmp_path / "a")
     np.savez(tmp_path / "x.npz", x=inputs_for("gpt2", 40).numpy())
@@ -184,6 +192,7 @@ def test_a_curve_of_tied_nets(cli, tmp_path):
     assert any("lm_head.weight got a tensor" in w for w in report["warnings"])
 
 
+@pytest.mark.quick_cases("options0")
 @pytest.mark.parametrize("options", [{"residual": "orthogonal"}, {"blend": "joint"}])
 def test_without_it_the_refusal_names_it(options, tmp_path):
     own, inputs = state_of("gpt2"), {}
@@ -194,6 +203,7 @@ def test_without_it_the_refusal_names_it(options, tmp_path):
     assert "--untie" in error.value.fix
 
 
+@pytest.mark.slow
 def test_blend_auto_says_why_joint_was_not_tried(tmp_path):
     own = state_of("gpt2")
     options = {"blend": "auto", "samples": inputs_for("gpt2"), "matcher": "sweep"}

@@ -42,6 +42,7 @@ UNREAD = {"slots", "graph"}
 
 
 # All others of the zoo come back in test_trace_zoo.py, which has their graphs.
+@pytest.mark.quick_cases("mlp", "grouped", "fused-vit")
 @pytest.mark.parametrize("name", QUICK)
 def test_a_traced_graph_comes_back(name: str) -> None:
     if zoo.ZOO[name].hf:
@@ -54,6 +55,7 @@ def test_a_traced_graph_comes_back(name: str) -> None:
         assert acid_test(module, args, kwargs, again, seed=0, draws=1).passed
 
 
+@pytest.mark.quick_cases("slots")
 @pytest.mark.parametrize("name", sorted(UNREAD))
 def test_units_that_no_layer_reads_stay_in_a_spec_which_says_so(name: str) -> None:
     with torch.random.fork_rng():
@@ -67,6 +69,7 @@ def test_units_that_no_layer_reads_stay_in_a_spec_which_says_so(name: str) -> No
 
 
 # All others come back in test_families.py, which has their graphs.
+@pytest.mark.quick_cases("mlp", "vgg-bn")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_graph_of_a_family_comes_back(name: str) -> None:
     require_family_returned(name)
@@ -110,6 +113,7 @@ def test_sizes_and_families_are_written_once() -> None:
     assert f"  {tied}\n" in text
 
 
+@pytest.mark.slow
 def test_a_gate_is_not_written_as_a_sum() -> None:
     module, args, kwargs = zoo.make("mobilenet-se")
     graph = trace(module, args, kwargs)
@@ -120,6 +124,7 @@ def test_a_gate_is_not_written_as_a_sum() -> None:
     assert len(adds[0]) == len(adds[1]) == 1
 
 
+@pytest.mark.slow
 def test_relu_is_promised_where_every_layer_but_the_last_has_it() -> None:
     for name, act in (("resnet-basic-bn", "relu"), ("vgg-bn", "relu"), ("densenet", "other")):
         assert f"\nact: {act}\n" in write_spec(traced(name)), name
@@ -137,6 +142,7 @@ def test_names_that_yaml_or_the_format_reads_otherwise_are_safe() -> None:
     assert graph_difference(bound(write_spec(graph), graph), graph) is None
 
 
+@pytest.mark.slow
 def test_a_pin_keeps_its_reason() -> None:
     graph = recognised("llama")
     reasons = {s.pinned for s in bound(write_spec(graph), graph).spaces.values() if s.pinned}
