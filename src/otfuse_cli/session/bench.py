@@ -34,6 +34,9 @@ from .parents import Parents
 
 # Inputs that candidates and steps are judged on: more would cost passes and decide nothing.
 _JUDGED = 500
+# Of these, those that maps are told apart on where layers are fitted afterwards: what the better of
+# two averages is ahead by, a fit evens out (docs/methods/candidates.md).
+_TOLD_APART = 100
 
 Tensors = dict[str, Tensor]
 
@@ -94,10 +97,12 @@ class Bench:
         """Index of the anchor."""
         return self.parents.anchor_index
 
-    def logits(self, program: Program, tensors: Mapping[str, Tensor]) -> Tensor:
-        """What a network returns on the inputs that are judged, classes last, on the CPU."""
+    def logits(
+        self, program: Program, tensors: Mapping[str, Tensor], most: int = _JUDGED
+    ) -> Tensor:
+        """What a network returns on (the first of) the judged inputs, classes last, on the CPU."""
         batches = []
-        for batch in self.judged.batches(program.batch):
+        for batch in self.judged.take(slice(0, most)).batches(program.batch):
             inputs = flat_inputs(program, batch, self.runtime.device)
             value = Walk(program, tensors, inputs).outputs()[0]
             batches.append(value[: len(value) * batch.count // program.batch].cpu())
@@ -111,11 +116,16 @@ class Bench:
         assert isinstance(total, Tensor)
         return total
 
-    def judge(self, source: Model) -> Judge:
-        """Scores an alignment of `source` by its average with the anchor alone."""
+    def judge(self, source: Model, *, fitted: bool = False) -> Judge:
+        """Scores an alignment of `source` by its average with the anchor alone.
+
+        What is `fitted` afterwards is told apart on fewer inputs.
+        """
+        most = _TOLD_APART if fitted else _JUDGED
         source_weight, rest = self.weights[source.index], self.weights[self.anchor]
         share = source_weight / (source_weight + rest)
-        choice = self._mixture({source.index: share, self.anchor: 1 - share}).argmax(-1)
+        mixture = self._mixture({source.index: share, self.anchor: 1 - share})
+        choice = mixture[:most].argmax(-1)
 
         anchor = self.parents.anchor
         pair = [0.0] * len(self.weights)
@@ -126,7 +136,8 @@ class Bench:
         def score(alignment: Alignment) -> float:
             aligned = [Aligned(source, alignment, share)]
             fused = Fused(anchor, anchor, aligned, selection, repair)
-            return self._agreement(self.average(fused), choice)
+            logits = self.logits(self.programs[self.anchor], self.average(fused), most)
+            return _share(logits.argmax(-1), choice)
 
         return score
 
@@ -141,11 +152,8 @@ class Bench:
 
     def agreement(self, tensors: Mapping[str, Tensor]) -> float:
         """How often a network at the anchor's widths says what the parents' ensemble says."""
-        return self._agreement(tensors, self.choice)
-
-    def _agreement(self, tensors: Mapping[str, Tensor], choice: Tensor) -> float:
         logits = self.logits(self.programs[self.anchor], tensors)
-        return _share(logits.argmax(-1), choice)
+        return _share(logits.argmax(-1), self.choice)
 
     def verdict(self, tensors: Mapping[str, Tensor]) -> Verdict:
         """What a network at the anchor's widths is worth on the inputs that are judged."""

@@ -19,6 +19,7 @@ from ..fusion.selection import Selection
 from ..graph.analysis.streams import PostNorm
 from ..matching.alignment import Alignment
 from ..matching.match import only_merge_turns
+from ..matching.matchers.searches import DESCENT
 from ..matching.matchers.sweep import DifferentHeads, Match
 from ..matching.models import Model
 from ..matching.passes import realign
@@ -133,6 +134,24 @@ class _Fusion:
         return {self.plan.anchor_index, *(model.index for model in self.sources)}
 
     @property
+    def only_joined(self) -> bool:
+        """Whether every source counts in joint fusion alone, which aligns nothing."""
+        shares = [self.plan.weights[source.index] for source in self.sources]
+        return self.bench is not None and all(_needs_no_maps(self.plan, share) for share in shares)
+
+    @property
+    def search(self) -> Recipe:
+        """The recipe that sources are matched by.
+
+        For joint fusion one search does: its maps are reported, and averaged only if that fails.
+        """
+        recipe = self.recipe
+        several = recipe.matcher == "auto" and recipe.solver == "exact"
+        if not (self.only_joined and several) or recipe.residual == "average":
+            return recipe
+        return replace(recipe, matcher=DESCENT.name)
+
+    @property
     def aligned(self) -> list[Aligned]:
         """Sources with their maps and shares."""
         return [
@@ -213,7 +232,7 @@ class _Fusion:
         if self.bench is not None:
             from .bench import watch_units
 
-            self.parents = watch_units(self.bench, self.parents, self.recipe)
+            self.parents = watch_units(self.bench, self.parents, self.search)
 
     def match(self) -> None:
         """Match every source to the anchor, and go on for as many passes as were asked for."""
@@ -225,10 +244,12 @@ class _Fusion:
         plan = self.plan
         if self.turned is not None:
             return self.turned.matches[source.index]
-        judge = None if self.bench is None else self.bench.judge(source)
+        judge = None
+        if self.bench is not None and not self.only_joined:
+            judge = self.bench.judge(source, fitted=plan.options.refits)
         try:
             return plan.steps.match(
-                source, self.parents.anchor, self.recipe, self.runtime, judge=judge
+                source, self.parents.anchor, self.search, self.runtime, judge=judge
             )
         except DifferentHeads as error:
             if self.bench is None or not _needs_no_maps(plan, plan.weights[source.index]):
