@@ -14,7 +14,7 @@ from ..matching.models import Model
 from ..requests.recipe import Recipe
 from ..requests.requests import FusionOptions, ImproveOptions
 from ..running.architecture import require_network
-from ..runtime import Runtime
+from ..runtime import Runtime, reuse_freed_memory
 from .architectures import arch_of_each
 from .input_rules import require_no_fits, require_no_inputs
 from .parents import Parents
@@ -74,6 +74,7 @@ def open_bench(
         )
     from .bench import Bench
 
+    reuse_freed_memory()
     samples = _inputs(parents, options, recipe)
     refits = isinstance(options, ImproveOptions) and options.refits and not options.force
     if refits and samples.count < LEAST_SAMPLES:
