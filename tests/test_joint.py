@@ -16,7 +16,7 @@ from otfuse_cli.fusion.lockstep import Parent
 from otfuse_cli.fusion.pivoted_cholesky import choose_pivots, combinations
 from otfuse_cli.graph.trace.from_module import export, trace
 from otfuse_cli.graph.trace.program import labelled_program
-from otfuse_cli.session.candidates import clearly_more
+from otfuse_cli.running.chance import clearly_more
 
 pytestmark = pytest.mark.usefixtures("kept_graphs")
 

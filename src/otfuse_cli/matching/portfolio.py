@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from ..report.records import Candidate
 from ..requests.recipe import Recipe
+from ..running.chance import SEVERAL_TRY, clearly_more
 from ..runtime import Runtime
 from ..transport.maps import Permutation
 from .alignment import Alignment
@@ -29,8 +31,8 @@ from .similarity import Similarity
 _EQUAL = 1e-6
 
 
-# How often the average under an alignment agrees with its parents, from 0 to 1.
-Judge = Callable[[Alignment], float]
+# On which inputs the average under an alignment agrees with its parents.
+Judge = Callable[[Alignment], Tensor]
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ class Portfolio:
     ) -> None:
         """Begin with the sweep's maps; their objective is computed here.
 
-        With a `judge` the candidate that it likes best wins; without, the largest objective.
+        With a `judge` what agrees most wins, or what it doesn't clearly beat; without, the largest
+        objective.
         """
         self.judge = judge
         self.source, self.anchor, self.recipe, self.runtime = source, anchor, recipe, runtime
@@ -70,7 +73,7 @@ class Portfolio:
         self.tried.append(("sweep", self.swept))
 
     def outcome(self) -> Searched:
-        """The best agreement wins, or the largest objective; the earliest among equals."""
+        """The largest objective of what agrees best, or of all; the earliest among equals."""
         name, best, agreements = self._judged()
         candidates = [
             Candidate(n, self.source.index, f.objective, agreement, f.flop, f is best)
@@ -175,14 +178,22 @@ class Portfolio:
         return name, best
 
     def _judged(self) -> tuple[str, Found, list[float | None]]:
+        """The winner's name, the winner, and how often each candidate agrees.
+
+        An objective says more than a lead by chance does, and several try.
+        """
         name, best = self._best()
         if self.judge is None or len(self.tried) < 2:
             return name, best, [None] * len(self.tried)
-        scores = [self.judge(candidate.alignment) for _, candidate in self.tried]
-        order = sorted(
-            range(len(scores)), key=lambda at: (-scores[at], -self.tried[at][1].objective, at)
-        )
-        return *self.tried[order[0]], [*scores]
+        hits = [self.judge(candidate.alignment) for _, candidate in self.tried]
+        scores = [float(agreed.double().mean()) for agreed in hits]
+        top = hits[scores.index(max(scores))]
+        level: list[int] = []
+        for at, agreed in enumerate(hits):
+            if not clearly_more(top, agreed, errors=SEVERAL_TRY):
+                level.append(at)
+        chosen = max(level, key=lambda at: (self.tried[at][1].objective, -at))
+        return *self.tried[chosen], [*scores]
 
     def _spent(self) -> float:
         return sum(candidate.flop for _, candidate in self.tried)

@@ -117,7 +117,7 @@ class Bench:
         return total
 
     def judge(self, source: Model, *, fitted: bool = False) -> Judge:
-        """Scores an alignment of `source` by its average with the anchor alone.
+        """Says where the average of `source` and the anchor alone agrees with the two.
 
         What is `fitted` afterwards is told apart on fewer inputs.
         """
@@ -133,13 +133,13 @@ class Bench:
         selection = Selection(tuple(pair))
         repair = plan_repair(anchor.graph)
 
-        def score(alignment: Alignment) -> float:
+        def agreed(alignment: Alignment) -> Tensor:
             aligned = [Aligned(source, alignment, share)]
             fused = Fused(anchor, anchor, aligned, selection, repair)
             logits = self.logits(self.programs[self.anchor], self.average(fused), most)
-            return _share(logits.argmax(-1), choice)
+            return logits.argmax(-1) == choice
 
-        return score
+        return agreed
 
     def average(self, fused: Fused) -> Tensors:
         """All tensors of an average in memory, float32 on the device."""

@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from torch import Tensor
-
 from ..errors import IncompatibleModels, UsageError
 from ..graph.analysis.streams import TiedOutput
 from ..report.records import StepRecord
+from ..running.chance import SEVERAL_TRY, clearly_more, clearly_nearer
 from ..runtime import Stopwatch
 from .bench import Bench, Verdict
 from .ways import Fitted, Ways
@@ -29,8 +28,6 @@ _TRIAL_ROWS = 0.1
 _GRAFTS = {"graft 10%": 0.10, "graft 25%": 0.25}
 # Fits of one layer, or of none.
 _CHEAP = ("head", "average")
-# Standard errors by which the first in order has to be beaten: several try.
-_ERRORS = 2.0
 # A lead has to be more than one input on which a coin decides.
 _HOPELESS = 1
 
@@ -55,22 +52,6 @@ class Chosen:
     steps: tuple[StepRecord, ...]
     remarks: tuple[str, ...]
     behind: float | None = None
-
-
-def clearly_more(one: Tensor, other: Tensor, *, errors: float = 1.0) -> bool:
-    """Whether one is right more often than the other is, and by more than chance.
-
-    Where only one of the two is, a coin would say which: the lead has to pass so many standard
-    deviations (`errors`) of as many tosses. With few inputs, `other` is the prior.
-    """
-    lead = one.double() - other.double()
-    return bool(lead.sum() > errors * lead.abs().sum().sqrt())
-
-
-def clearly_nearer(one: Tensor, other: Tensor) -> bool:
-    """Whether one's squared distances are smaller, by more than chance (two standard errors)."""
-    lead = other.double() - one.double()
-    return bool(lead.sum() > _ERRORS * lead.square().sum().sqrt())
 
 
 def ways(work: Ways, blend: str) -> dict[str, Way]:
@@ -148,7 +129,7 @@ class _Trial:
         level = [
             name
             for name in names
-            if not clearly_more(top.hits, self.verdicts[name].hits, errors=_ERRORS)
+            if not clearly_more(top.hits, self.verdicts[name].hits, errors=SEVERAL_TRY)
         ]
         best = level[0]
         for name in level[1:]:

@@ -13,9 +13,10 @@ from ..fusion.fused import Fused
 from ..report.records import RefitRecord, StepRecord
 from ..requests.recipe import Recipe
 from ..requests.requests import ImproveOptions
+from ..running.chance import clearly_more
 from ..runtime import Stopwatch
 from .bench import Bench, Tensors, Verdict
-from .candidates import choose_way, clearly_more, ways
+from .candidates import choose_way, ways
 from .ways import Ways
 
 

@@ -17,9 +17,9 @@ from ..pruning.reduce_widths import reduce
 from ..report.records import RefitRecord, StepRecord
 from ..requests.requests import PruneRequest
 from ..running.architecture import Architecture
+from ..running.chance import clearly_more
 from ..runtime import Runtime, Stopwatch
 from .bench import Bench
-from .candidates import clearly_more
 from .open_inputs import open_bench
 from .parents import Parents
 
