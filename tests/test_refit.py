@@ -111,7 +111,7 @@ def test_panels_of_products_make_the_whole(monkeypatch):
     inputs, target, prior = draw(2, 30, 11), draw(2, 30, 4, seed=1), draw(2, 4, 11, seed=2)
     found = []
     for panel in (3, 512):
-        monkeypatch.setattr("otfuse_cli.fusion.ridge._PANEL", panel)
+        monkeypatch.setattr("otfuse_cli.fusion.half_products._PANEL", panel)
         for rows in (1, 10_000):  # dual, primal
             sums = Ridge(prior, draw(2, 4, seed=3), rows=rows)
             for part in torch.arange(30).chunk(2):

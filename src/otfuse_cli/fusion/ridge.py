@@ -16,10 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import SolveFailed
-
-# Products of rows with themselves are taken in panels of so many columns, below the diagonal only:
-# wide enough for full speed, narrow enough that little is computed twice.
-_PANEL = 512
+from .half_products import add_products, mirrored
 
 # A layer that misses its target by less than this, relative to it, is left untouched.
 UNTOUCHED = 1e-6
@@ -122,7 +119,7 @@ class Ridge:
     def _count(self) -> None:
         for inputs, rest in self._waiting:
             turned = inputs.transpose(1, 2)
-            _add_products(self.gram_gDD, turned)
+            add_products(self.gram_gDD, turned)
             self.cross_gDO += turned @ rest.to(turned)
         self._waiting.clear()
 
@@ -158,7 +155,7 @@ class Ridge:
         n = self.rows
         off_gD, mean_gD, rest_gO = self.sum_gD / n, self._mean(), self.rest_gO / n
         # Sums are about the shift: what that is off by makes them moments about the mean.
-        moments = _mirrored(self.gram_gDD).div_(n)
+        moments = mirrored(self.gram_gDD).div_(n)
         moments.baddbmm_(off_gD[:, :, None], off_gD[:, None], alpha=-1)
         power = _or_one((moments.diagonal(dim1=1, dim2=2) + mean_gD.square()).mean(1))
         cross, about_gD, start = self.cross_gDO / n, -off_gD, self.missed / n
@@ -194,8 +191,8 @@ class Ridge:
             centred = inputs - mean_gD * root_n1
             rest_c = rest - (self.rest_gO / n)[:, None] * root_n1
         system = centred.new_zeros(len(centred), centred.shape[1], centred.shape[1])
-        _add_products(system, centred)
-        system = _mirrored(system).div_(n)
+        add_products(system, centred)
+        system = mirrored(system).div_(n)
         system.diagonal(dim1=1, dim2=2).add_(ridge * power[:, None])
         step_gOD = _solve(system, rest_c, where).transpose(1, 2) @ centred / n
         weight = self.prior_gOD + step_gOD
@@ -231,22 +228,6 @@ def _squares(rows: Tensor) -> float:
 def _or_one(power_g: Tensor) -> Tensor:
     """A group whose inputs are all zero (a dead channel, depthwise) keeps its prior."""
     return torch.where(power_g > 0, power_g, 1.0)
-
-
-def _add_products(sums_gRR: Tensor, rows_gRn: Tensor) -> None:
-    """Add `rows @ rows^T` to the lower triangle, in panels: about half the work of the whole."""
-    size = rows_gRn.shape[1]
-    for start in range(0, size, _PANEL):
-        panel = rows_gRn[:, start : start + _PANEL].transpose(1, 2)
-        sums_gRR[:, start:, start : start + _PANEL] += rows_gRn[:, start:] @ panel
-
-
-def _mirrored(sums_gRR: Tensor) -> Tensor:
-    """The symmetric matrix of which `_add_products` filled one half, in place."""
-    for start in range(_PANEL, sums_gRR.shape[1], _PANEL):
-        panel = sums_gRR[:, start:, start - _PANEL : start]
-        sums_gRR[:, start - _PANEL : start, start:] = panel.transpose(1, 2)
-    return sums_gRR
 
 
 def _solve(system: Tensor, right: Tensor, where: str) -> Tensor:

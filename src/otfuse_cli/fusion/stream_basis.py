@@ -22,6 +22,7 @@ from ..matching.matchers.orthogonal import complement
 from ..running.execute import Walk, flat_inputs
 from ..running.samples import Samples
 from ..transport.basis import Basis
+from .half_products import add_products, mirrored
 from .lockstep import Parent
 
 # Directions that no layer reads count this much beside the mean of those that are read.
@@ -68,7 +69,7 @@ class _Sums:
         self.place = place
         self.samples = 0
         self.mean_PN: Tensor | float = 0.0
-        self.gram_NN: Tensor | float = 0.0
+        self.gram_1NN: Tensor | None = None
         self.counts_P = torch.ones(1)
 
     def add(self, rows_BPN: Tensor) -> None:
@@ -76,16 +77,21 @@ class _Sums:
         if counts_P is None or len(counts_P) != rows_BPN.shape[1]:
             counts_P = torch.ones(rows_BPN.shape[1], dtype=torch.float64)
         self.counts_P = counts_P.to(rows_BPN.device, torch.float64)
-        weighted = (rows_BPN * self.counts_P.sqrt().to(rows_BPN)[:, None]).flatten(0, 1)
-        self.gram_NN = self.gram_NN + (weighted.T @ weighted).double()
+        weighted = rows_BPN
+        if not bool((self.counts_P == 1).all()):
+            weighted = rows_BPN * self.counts_P.sqrt().to(rows_BPN)[:, None]
+        if self.gram_1NN is None:
+            width = rows_BPN.shape[-1]
+            self.gram_1NN = self.counts_P.new_zeros(1, width, width)
+        add_products(self.gram_1NN, weighted.flatten(0, 1).T[None])
         self.mean_PN = self.mean_PN + rows_BPN.sum(0).double()
         self.samples += len(rows_BPN)
 
     def covariance(self) -> Tensor:
         assert isinstance(self.mean_PN, Tensor)
-        assert isinstance(self.gram_NN, Tensor)
+        assert self.gram_1NN is not None
         mean_PN, share_P = self.mean_PN / self.samples, self.counts_P / self.counts_P.sum()
-        gram_NN = self.gram_NN / (self.samples * float(self.counts_P.sum()))
+        gram_NN = mirrored(self.gram_1NN)[0] / (self.samples * float(self.counts_P.sum()))
         if self.place.each:
             share_P = (1.0 - _MEANS) * share_P
         else:

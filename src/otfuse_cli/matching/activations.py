@@ -6,7 +6,7 @@ is seen after each addition. Legend: N units, F samples times positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,6 +55,7 @@ def observe(
     device: str,
     post: bool,
     seed: int,
+    then: Callable[[Walk, Samples], None] | None = None,
 ) -> Observed:
     """Features of every space whose units are seen as they are, by space.
 
@@ -68,6 +69,7 @@ def observe(
         device: Where.
         post: After the activation function instead of before.
         seed: Decides which positions count where there are many.
+        then: Goes on with the pass of each batch, once everything is seen.
     """
     places = list(_places(program, graph, post=post))
     batches: dict[int, list[Tensor]] = {}
@@ -80,6 +82,8 @@ def observe(
             )  # N, samples of the batch, positions
             kept = features_NSP[:, : features_NSP.shape[1] * batch.count // program.batch]
             batches.setdefault(at, []).append(_few(kept, samples.count, seed).flatten(1))
+        if then is not None:
+            then(walk, batch)
     spaces: dict[str, list[Activations]] = {}
     for at, place in enumerate(places):
         features = torch.cat(batches[at], 1)

@@ -7,7 +7,7 @@ what was fused, where there are any; nothing is fitted to them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -55,6 +55,7 @@ class Bench:
         most_bytes: Memory for values of waiting passes.
         driven: The inputs were driven toward classes.
         rows: Share of the rows that a fit takes where there are many.
+        heard: What parents say on the inputs that are judged, where they were run on them already.
     """
 
     samples: Samples
@@ -66,6 +67,7 @@ class Bench:
     most_bytes: int
     driven: bool = False
     rows: float = 1.0
+    heard: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Take the inputs that candidates and steps are judged on."""
@@ -74,7 +76,10 @@ class Bench:
     @cached_property
     def _logits(self) -> dict[int, Tensor]:
         """What every parent says on them; asked once, by whoever judges."""
-        return {at: self.logits(self.programs[at], tensors) for at, tensors in self.tensors.items()}
+        for at, tensors in self.tensors.items():
+            if at not in self.heard:
+                self.heard[at] = self.logits(self.programs[at], tensors)
+        return self.heard
 
     @cached_property
     def choice(self) -> Tensor:
@@ -101,12 +106,12 @@ class Bench:
         self, program: Program, tensors: Mapping[str, Tensor], most: int = _JUDGED
     ) -> Tensor:
         """What a network returns on (the first of) the judged inputs, classes last, on the CPU."""
-        batches = []
-        for batch in self.judged.take(slice(0, most)).batches(program.batch):
+        judged = self.judged.take(slice(0, most))
+        hearing = _Hearing(judged.count)
+        for batch in judged.batches(program.batch):
             inputs = flat_inputs(program, batch, self.runtime.device)
-            value = Walk(program, tensors, inputs).outputs()[0]
-            batches.append(value[: len(value) * batch.count // program.batch].cpu())
-        return torch.cat(batches)
+            hearing.add(Walk(program, tensors, inputs), batch)
+        return torch.cat(hearing.logits)
 
     def _mixture(self, shares: Mapping[int, float]) -> Tensor:
         """The parents' mean of probabilities."""
@@ -188,7 +193,7 @@ class Bench:
 
     def part(self, where: slice) -> Bench:
         """The same models on some of the inputs."""
-        return replace(self, samples=self.samples.take(where))
+        return replace(self, samples=self.samples.take(where), heard={})
 
     def refit(
         self,
@@ -293,9 +298,17 @@ def seen_units(
     seed: int,
     models: Sequence[Model] | None = None,
 ) -> dict[int, Observed]:
-    """What the units of every model (or of these) do on `samples`, by the model's index."""
-    return {
-        model.index: observe(
+    """What the units of every model (or of these) do on `samples`, by the model's index.
+
+    `samples` are the bench's, or begin with those that are judged: what models say on these is
+    kept.
+    """
+    seen: dict[int, Observed] = {}
+    for model in models or bench.parents.models:
+        if model.index not in bench.programs:
+            continue
+        hearing = _Hearing(bench.judged.count)
+        seen[model.index] = observe(
             bench.programs[model.index],
             bench.tensors[model.index],
             model.graph,
@@ -303,10 +316,31 @@ def seen_units(
             device=bench.runtime.device,
             post=post,
             seed=seed,
+            then=hearing.add,
         )
-        for model in models or bench.parents.models
-        if model.index in bench.programs
-    }
+        bench.heard.setdefault(model.index, torch.cat(hearing.logits))
+    return seen
+
+
+@dataclass
+class _Hearing:
+    """What a network says on the first inputs of those that it is run on.
+
+    Attributes:
+        left: So many of them are still to come.
+        logits: Batch by batch, on the CPU.
+    """
+
+    left: int
+    logits: list[Tensor] = field(default_factory=list)
+
+    def add(self, walk: Walk, batch: Samples) -> None:
+        """Run a pass to its end, if it is one of the first."""
+        count = min(self.left, batch.count)
+        if count:
+            value = walk.outputs()[0]
+            self.logits.append(value[: len(value) * count // walk.program.batch].cpu())
+        self.left -= count
 
 
 def watch_units(bench: Bench, parents: Parents, recipe: Recipe) -> Parents:

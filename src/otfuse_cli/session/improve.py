@@ -64,12 +64,13 @@ def improve(
         bench = replace(bench, weights=[aims.get(at, 0.0) for at in range(len(bench.weights))])
     work = Ways(bench, fused, recipe, options, teachers)
     average = bench.average(fused if matched else replace(fused, sources=(), repair=None))
-    made = _Made(average, bench.verdict(average))
-    if matched:
-        made.steps.append(made.verdict.step("average"))
+    first = bench.verdict(average)
+    made = _Made(average, first)
     blend = _blend(options, endpoint=endpoint, taught=teachers is not None)
     if blend is not None:
         _take_a_way(work, made, blend, watch or Stopwatch(), matched=matched)
+    if matched:  # after what runs the parents, and hears what they say
+        made.steps.insert(0, first.step("average"))
     endpoint_only = endpoint and options.calibrate is None
     _calibrate(work, made, "none" if endpoint_only else options.calibration)
     if blend is not None:

@@ -43,7 +43,7 @@ class Choice:
         picked = tensor.index_select(dim, index)
         shape = [1] * tensor.dim()
         shape[dim] = -1
-        return picked * self.own_M.to(tensor).view(shape)
+        return picked.mul_(self.own_M.to(tensor).view(shape))
 
     def consume(self, tensor: Tensor, dim: int, anchor: Tensor | None = None) -> Tensor:
         """Outgoing weights, of every unit, handed to what reconstructs it."""
