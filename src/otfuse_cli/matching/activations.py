@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from ..graph.analysis.batch_norms import norm_after
 from ..graph.analysis.fit_targets import Layer, linear_layers
-from ..graph.axes import Fixed, axis_units
+from ..graph.axes import Fixed, Unit, axis_units
 from ..graph.model import LayerGraph
 from ..graph.trace.nodes import operator_name
 from ..graph.trace.program import Program
@@ -77,17 +77,16 @@ def observe(
         walk = Walk(program, tensors, flat_inputs(program, batch, device))
         for at, place in enumerate(places):
             value = walk.to(place.node)
-            features_NSP = _features(
-                value, place, program, graph
-            )  # N, samples of the batch, positions
-            kept = features_NSP[:, : features_NSP.shape[1] * batch.count // program.batch]
-            batches.setdefault(at, []).append(_few(kept, samples.count, seed).flatten(1))
+            # N, samples of the batch, *positions
+            features = _features(value, place, program, graph)
+            kept = features[:, : features.shape[1] * batch.count // program.batch]
+            batches.setdefault(at, []).append(_few(kept, samples.count, seed))
         if then is not None:
             then(walk, batch)
     spaces: dict[str, list[Activations]] = {}
     for at, place in enumerate(places):
-        features = torch.cat(batches[at], 1)
-        spaces.setdefault(place.space, []).append(Activations(place.layer, place.weight, features))
+        whole_NF = torch.cat(batches[at], 1)
+        spaces.setdefault(place.space, []).append(Activations(place.layer, place.weight, whole_NF))
     return {space: tuple(seen) for space, seen in spaces.items()}
 
 
@@ -161,16 +160,20 @@ def _after(node: Node) -> Node:
 def _features(value: Tensor, place: _Place, program: Program, graph: LayerGraph) -> Tensor:
     axes = [Fixed(1) if a is None else a for a in program.axes[place.node]]
     dim = next(d for d, axis in enumerate(axes) if place.space in axis_units(axis))
+    if dim and isinstance(axes[dim], Unit):
+        return value.movedim(dim, 0)  # as it lies: most of its positions are not taken
     rows = unfold(value, axes, dim, place.space, graph.sizes)
     whole = torch.cat(rows, -1) if len(rows) > 1 else rows[0]
     return whole.reshape(len(whole), value.shape[0] if dim else 1, -1)
 
 
 def _few(features: Tensor, count: int, seed: int) -> Tensor:
-    """Some positions of every sample, the same for all samples and models."""
-    most = max(1, _MOST_COLUMNS // count)
-    if features.shape[2] <= most:
-        return features
+    """Some positions of every sample, the same for all samples and models: N x F."""
+    shape, most = features.shape[2:], max(1, _MOST_COLUMNS // count)
+    if shape.numel() <= most:
+        return features.flatten(1)
     generator = torch.Generator().manual_seed(seed)
-    index = torch.randperm(features.shape[2], generator=generator)[:most].sort().values
-    return features.index_select(2, index.to(features.device))
+    places = torch.randperm(shape.numel(), generator=generator)[:most].sort().values
+    index = torch.unravel_index(places.to(features.device), list(shape))
+    picked = features[(slice(None), slice(None), *index)]  # type: ignore[index]
+    return picked.flatten(1)
