@@ -17,6 +17,7 @@ from otfuse_cli.fusion.pivoted_cholesky import choose_pivots, combinations
 from otfuse_cli.graph.trace.from_module import export, trace
 from otfuse_cli.graph.trace.program import labelled_program
 from otfuse_cli.running.chance import clearly_more
+from otfuse_cli.session import bench, ways
 
 pytestmark = pytest.mark.usefixtures("kept_graphs")
 
@@ -200,6 +201,42 @@ def test_auto_takes_what_agrees_more_on_what_was_held_out(factory):
     assert names == ["head", "average", "refit", "joint"]
     (chosen,) = [name for name, step in zip(names, tried, strict=True) if step.kept]
     assert last.name == chosen
+
+
+def test_joint_searches_once_and_judges_no_maps(factory):
+    """What is matched is a report's, and an average's to fall back on."""
+    arch = factory()
+    states = [build(arch, seed).state_dict() for seed in (1, 2)]
+    found = {}
+    for blend in ("joint", "average"):
+        _, report = otfuse_cli.merge(
+            *states, arch=arch, samples={"x": inputs()}, num_samples=120, blend=blend
+        )
+        found[blend] = {c.name: c.agreement for c in report.candidates}
+        assert report.steps[0].name == "average"
+    assert found["joint"] == {"sweep": None, "sweep + descent": None}
+    assert "activations + descent" in found["average"]
+    # A fit follows: maps are told apart on 100 of the 120 inputs.
+    assert all(float(100 * share).is_integer() for share in found["average"].values())
+
+
+@pytest.mark.parametrize("judged", [120, 70])
+def test_what_parents_say_is_heard_where_they_are_looked_at(factory, monkeypatch, judged):
+    """The same as in passes of its own, cut within a batch or not."""
+    monkeypatch.setattr(bench, "_JUDGED", judged)
+    arch, benches = factory(), []
+    states = [build(arch, seed).state_dict() for seed in (1, 2)]
+    looked = bench.seen_units
+    monkeypatch.setattr(
+        ways, "seen_units", lambda b, *a, **k: benches.append(b) or looked(b, *a, **k)
+    )
+    otfuse_cli.merge(*states, arch=arch, samples={"x": inputs()}, num_samples=120, blend="joint")
+    (stand,) = benches
+    assert stand.heard.keys() == {0, 1}
+    for at, heard in stand.heard.items():
+        assert len(heard) == judged
+        wanted = stand.logits(stand.programs[at], stand.tensors[at])
+        torch.testing.assert_close(heard, wanted, rtol=1e-6, atol=1e-6)
 
 
 def mlp_state(seed):

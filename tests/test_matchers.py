@@ -19,6 +19,7 @@ from otfuse_cli.graph.sizes import resize
 from otfuse_cli.graph.spec.from_shapes import layer_graph
 from otfuse_cli.matching.alignment import Alignment
 from otfuse_cli.matching.apply import transport
+from otfuse_cli.matching.match import match
 from otfuse_cli.matching.matchers.descent import descend, movable
 from otfuse_cli.matching.matchers.frank_wolfe import Relaxed, RelaxedPath, line_search, relax
 from otfuse_cli.matching.matchers.searches import SEARCHES
@@ -392,6 +393,27 @@ def test_the_best_candidate_is_chosen_and_all_are_listed():
     assert all(c.flop > 0 for c in report.candidates if c.name != "identity")
     assert {s.solver for s in report.spaces} == {"assignment"}
     assert all(s.ot_cost > 0 and s.moved_fraction > 0 for s in report.spaces)
+
+
+@pytest.mark.parametrize(("lead", "decides"), [(9, True), (3, False)])
+def test_agreement_decides_only_where_it_leads_by_more_than_chance(lead, decides):
+    states = [random_mlp((11, 16, 14, 12, 5), seed) for seed in (1, 2)]
+    source, anchor = models(*states)
+    judged = []
+
+    def judge(alignment: Alignment) -> torch.Tensor:
+        judged.append(alignment)
+        agreed = torch.zeros(100, dtype=torch.bool)
+        agreed[: lead if len(judged) == 1 else 0] = True  # the sweep's average alone is right
+        return agreed
+
+    outcome = match(source, anchor, Recipe(), Runtime(), judge)
+    assert outcome.candidates[0].name == "sweep"
+    assert [c.agreement for c in outcome.candidates] == [lead / 100] + [0.0] * (len(judged) - 1)
+    best = max(outcome.candidates, key=lambda c: c.objective)
+    (chosen,) = [c for c in outcome.candidates if c.chosen]
+    assert chosen == (outcome.candidates[0] if decides else best)
+    assert best is not outcome.candidates[0]
 
 
 def test_what_exceeds_the_effort_is_named_instead_of_run():

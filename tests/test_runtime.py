@@ -33,13 +33,15 @@ def test_peak_memory_is_not_inherited():
 HOLES = """
 import sys
 from pathlib import Path
-from otfuse_cli.runtime import return_freed_memory
+from otfuse_cli.runtime import return_freed_memory, reuse_freed_memory
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
-if sys.argv[1] == "returned":
+if sys.argv[1].startswith("returned"):
     return_freed_memory()
+if sys.argv[1].endswith("reused"):
+    reuse_freed_memory()
 large = bytearray(b"x") * (8 << 20)
 del large  # glibc maps arrays of this size no longer
 before, kept, freed = resident(), [], []
@@ -55,12 +57,15 @@ print(resident() - before)
     sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="what glibc does"
 )
 def test_freed_memory_is_returned():
+    """Where the process is ours, until networks run; another program's is left alone."""
     command = [sys.executable, "-c", HOLES]
-    kept, returned = (
+    kept, returned, reused, alone = (
         int(subprocess.run([*command, how], capture_output=True, check=True).stdout)
-        for how in ("kept", "returned")
+        for how in ("kept", "returned", "returned, reused", "reused")
     )
     assert returned < 8 << 20 < 64 << 20 < kept
+    assert reused > 64 << 20
+    assert abs(alone - kept) < 8 << 20
 
 
 def test_what_is_made_ahead_comes_in_order_and_not_further():
