@@ -28,7 +28,8 @@ from otfuse_cli.report.records import Report
 from otfuse_cli.requests import requests
 from otfuse_cli.requests.option import option_of
 from otfuse_cli.requests.python_values import READERS
-from otfuse_cli.session import open_inputs
+from otfuse_cli.running import class_driven, norm_memory
+from otfuse_cli.session import moved_kinds, open_inputs
 
 PROGRAM = app.program()
 COMMANDS = PROGRAM.commands
@@ -535,7 +536,11 @@ def test_help_of_merge_has_what_a_first_fusion_takes(cli):
 
 # Numbers in words that a default depends on.
 NUMBERS_IN_WORDS = {
-    "num_samples": [open_inputs.REAL, open_inputs.SYNTHETIC, open_inputs.CLASS_DRIVEN],
+    "num_samples": [
+        *(open_inputs.REAL, open_inputs.SYNTHETIC),
+        *(moved_kinds.NUMBERS["statistics"], moved_kinds.NUMBERS["class"]),
+    ],
+    "synthetic_steps": [norm_memory.STEPS, class_driven.STEPS],
     "dense_weight": [prune_fuse._TRUSTING, prune_fuse._CAREFUL],
     "shard_size": [5],
 }

@@ -104,6 +104,7 @@ CASES = {
     "num_samples": NUMBER,
     "batch": NUMBER,
     "steps": NUMBER,
+    "synthetic_steps": NUMBER,
     "passes": NUMBER,
     "seed": NUMBER,
     "device": ("cpu", ["cpu", torch.device("cpu")]),

@@ -200,11 +200,12 @@ def _recipe(request: PruneRequest, runtime: Runtime, made: Reconstructed | None)
     }
     if request.criterion != "reconstruct":
         return recipe
-    samples, driven = request.samples, made is not None and made.driven
+    samples, moved = request.samples, made.moved if made is not None else None
     return recipe | {
         "samples": str(samples) if isinstance(samples, str | Path) else None,
         "synthetic": request.synthetic,
-        "synthetic_kind": "class" if driven else request.synthetic_kind,
+        "synthetic_kind": moved or request.synthetic_kind,
+        "synthetic_steps": request.synthetic_steps,
         "num_samples": request.num_samples,
         "input_shape": request.input_shape,
         "ridge": request.ridge,

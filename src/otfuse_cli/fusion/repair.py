@@ -17,9 +17,10 @@ from itertools import chain
 
 import torch
 
+from ..graph.analysis.batch_norms import keeps_statistics
 from ..graph.analysis.norm_sources import Feed, is_normed, norm_feeds, weight_rows
 from ..graph.axes import Axis, axis_size, axis_units
-from ..graph.model import GraphTensor, LayerGraph, Op, OpKind
+from ..graph.model import GraphTensor, LayerGraph, OpKind
 from ..matching.alignment import Alignment
 from ..matching.apply import transport
 from ..matching.models import Model
@@ -64,7 +65,7 @@ def plan_repair(graph: LayerGraph) -> Repair:
     left: list[str] = []
     normalised = {d.source for d in graph.derived}
     for at, op in enumerate(graph.ops):
-        if _batch_norm(op):
+        if keeps_statistics(op):
             norm_feeding = norm_feeds(graph, at)
             before = list(chain.from_iterable(feed.rows for feed in norm_feeding))
             if not all(feed.rows for feed in norm_feeding):
@@ -281,11 +282,6 @@ def _norms(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
     if not rest:
         return tensor.abs().double()
     return tensor.double().square().sum(rest).sqrt()
-
-
-def _batch_norm(op: Op) -> bool:
-    """Whether it is one with running statistics."""
-    return op.kind is OpKind.NORM and op.detail == "batch" and "running_var" in op.tensors
 
 
 def _is_output(graph: LayerGraph, axis: Axis | None) -> bool:

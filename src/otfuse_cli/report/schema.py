@@ -56,6 +56,7 @@ class RecipeRecord(TypedDict, total=False):
     samples: Annotated[str | None, promise("Where the samples come from; `memory` for arrays.")]
     synthetic: bool
     synthetic_kind: str
+    synthetic_steps: Positive | None
     input_shape: list[Positive] | None
     refit: bool
     blend: Annotated[str, _chosen("blend")]

@@ -162,8 +162,18 @@ class InputOptions(Options):
         "auto",
         "--synthetic-kind",
         panel=INPUTS,
-        metavar="auto|leaves|noise|rows|tokens|class",
+        metavar="auto|leaves|noise|rows|tokens|class|statistics",
         text="What is made up; several are joined by +.",
+    )
+    synthetic_steps: int | None = option(
+        None,
+        "--synthetic-steps",
+        panel=INPUTS,
+        kind=int,
+        metavar="N",
+        text="Kinds statistics and class: gradient steps on every input; 20 is quick.",
+        said="60 of kind statistics, 12 of kind class",
+        low=1,
     )
     input_shape: tuple[int, ...] | None = option(
         None,
@@ -179,7 +189,8 @@ class InputOptions(Options):
         kind=int,
         metavar="N",
         text="How many inputs are drawn, by seed.",
-        said="400, 2000 synthetic ones, 900 of kind class, all to measure on",
+        said="400, 2000 synthetic ones, 1000 of kind statistics, 900 of kind class, all to "
+        "measure on",
         low=1,
         common=True,
     )

@@ -8,8 +8,7 @@ statistics of BatchNorm.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -18,16 +17,14 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..errors import UsageError
-from ..graph.trace.program import Program
 from .execute import Walk, flat_inputs
+from .moved_inputs import Run, move_inputs, variation
 from .samples import Samples
 
 STEPS = 12  # of gradient descent for every image (docs/methods/inputs.md)
 _RATE = 0.1  # of Adam, in deviations of a channel
 _SMOOTHNESS = 1.5  # weight of the total variation
 _LIMIT = 2.1  # no pixel farther from its channel's mean, in deviations
-
-Run = tuple[Program, Mapping[str, Tensor]]
 
 
 def drive_to_classes(
@@ -36,6 +33,7 @@ def drive_to_classes(
     *,
     seed: int,
     device: str,
+    steps: int = STEPS,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Samples:
     """Images moved to where all networks see a class, each to one drawn evenly.
@@ -45,35 +43,40 @@ def drive_to_classes(
         runs: The parents: programs and their tensors, float32 on `device`.
         seed: Of the classes, and of the shifts and flips that make a class robust.
         device: To compute on.
-        progress: Batches done, of how many.
+        steps: Of gradient descent for every image.
+        progress: Steps done, of how many.
 
     Raises:
         UsageError: Another kind of input, or a network whose output is not one score per class.
     """
-    leaves, form = pytree.tree_flatten((samples.args, dict(samples.kwargs)))
+    leaves, _ = pytree.tree_flatten((samples.args, dict(samples.kwargs)))
     if len(leaves) != 1 or leaves[0].dim() != 4 or not leaves[0].is_floating_point():
         raise _misfit("the network takes something else than one batch of images")
     rng = np.random.default_rng([seed, 7])
     program = runs[0][0]
-    size, driven = program.batch, []
-    starts = range(0, samples.count, size)
-    for at, start in enumerate(starts):
-        batch = samples.take(slice(start, start + size))
+
+    def move(batch: Samples, step_done: Callable[[], None]) -> list[Tensor]:
         images = flat_inputs(program, batch, device)[0]
-        driven.append(_drive(images, runs, rng)[: batch.count].cpu())
-        progress(at + 1, len(starts))
-    args, kwargs = pytree.tree_unflatten([torch.cat(driven).contiguous()], form)
-    return replace(samples, args=args, kwargs=kwargs)
+        return [_drive(images, runs, rng, steps, step_done)[: batch.count].cpu()]
+
+    batches = list(samples.batches(program.batch))
+    return move_inputs(batches, move, steps=steps, progress=progress)
 
 
-def _drive(images: Tensor, runs: Sequence[Run], rng: np.random.Generator) -> Tensor:
+def _drive(
+    images: Tensor,
+    runs: Sequence[Run],
+    rng: np.random.Generator,
+    steps: int,
+    step_done: Callable[[], None],
+) -> Tensor:
     """One batch: Adam on the images, the loss that of every parent plus total variation."""
     images = images.clone().requires_grad_()
     wanted: Tensor | None = None
     adam = torch.optim.Adam([images], lr=_RATE)
-    for _ in range(STEPS):
+    for _ in range(steps):
         moved = _jittered(images, rng)
-        loss = _SMOOTHNESS * _variation(images)
+        loss = _SMOOTHNESS * variation(images)
         for program, tensors in runs:
             logits = Walk(program, tensors, [moved]).outputs_with_gradient()[0]
             if logits.dim() != 2 or len(logits) != len(images):
@@ -89,6 +92,7 @@ def _drive(images: Tensor, runs: Sequence[Run], rng: np.random.Generator) -> Ten
         adam.step()
         with torch.no_grad():
             images.clamp_(-_LIMIT, _LIMIT)
+        step_done()
     return images.detach()
 
 
@@ -98,13 +102,6 @@ def _jittered(images: Tensor, rng: np.random.Generator) -> Tensor:
     shift = tuple(int(s) for s in rng.integers(-most, most + 1, size=2))
     moved = torch.roll(images, shift, (2, 3))
     return moved.flip(3) if rng.random() < 0.5 else moved
-
-
-def _variation(images: Tensor) -> Tensor:
-    """Mean absolute difference between neighbouring pixels."""
-    down = (images[:, :, 1:] - images[:, :, :-1]).abs().mean()
-    across = (images[:, :, :, 1:] - images[:, :, :, :-1]).abs().mean()
-    return down + across
 
 
 def _misfit(why: str) -> UsageError:

@@ -6,6 +6,8 @@
 | `noise` | images, sequences | smooth 1/f noise; white for plain vectors |
 | `rows` | vectors | rows of the parents' first layers and mixtures of them, at unit RMS |
 | `class` | images | leaves, to be driven toward the parents' classes (`class_driven`) |
+| `statistics` | floating inputs | what `auto` draws, to be moved to where BatchNorms see what |
+| | | they saw in training (`norm_memory`) |
 | `tokens` | integer inputs | ids drawn evenly from the vocabulary; masks are ones |
 
 `auto` takes `tokens` for integers, `leaves` for images, `rows` for vectors where rows are given,
@@ -30,7 +32,8 @@ from .fit_samples import fit_to_network
 from .inputs import Slot, slots, vocabularies
 from .samples import Samples
 
-KINDS = ("auto", "leaves", "noise", "rows", "tokens", "class")
+KINDS = ("auto", "leaves", "noise", "rows", "tokens", "class", "statistics")
+_MOVED = ("class", "statistics")  # only a start is drawn here
 
 _MOST_MIXED = 8  # rows in one sample
 
@@ -107,8 +110,11 @@ def _kinds(text: str) -> list[str]:
             where="--synthetic-kind",
             fix=f"use one of {', '.join(KINDS)}, or several joined by +",
         )
-    if "class" in kinds and len(kinds) > 1:
-        raise UsageError("class stands alone", where=f"--synthetic-kind {text}", fix="use class")
+    alone = [kind for kind in kinds if kind in _MOVED]
+    if alone and len(kinds) > 1:
+        raise UsageError(
+            f"{alone[0]} stands alone", where=f"--synthetic-kind {text}", fix=f"use {alone[0]}"
+        )
     return kinds
 
 
@@ -142,7 +148,7 @@ def _floats(
     seed: int,
 ) -> Tensor:
     rows = _matching_rows(first_layers, prod(slot.shape))
-    if kind == "auto":
+    if kind in ("auto", "statistics"):
         if len(shape) == 3:
             kind = "leaves"
         elif len(shape) == 1 and rows is not None:

@@ -53,7 +53,7 @@ class Bench:
         parents: The models.
         runtime: Device, seed, progress.
         most_bytes: Memory for values of waiting passes.
-        driven: The inputs were driven toward classes.
+        moved: The kind of the inputs, where gradients moved them: `class` or `statistics`.
         rows: Share of the rows that a fit takes where there are many.
         heard: What parents say on the inputs that are judged, where they were run on them already.
     """
@@ -65,7 +65,7 @@ class Bench:
     parents: Parents
     runtime: Runtime
     most_bytes: int
-    driven: bool = False
+    moved: str | None = None
     rows: float = 1.0
     heard: dict[int, Tensor] = field(default_factory=dict)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +16,7 @@ from ..running.architecture import require_network
 from ..runtime import Runtime, reuse_freed_memory
 from .architectures import arch_of_each
 from .input_rules import require_no_fits, require_no_inputs
+from .moved_kinds import NUMBERS, made_kind, move
 from .parents import Parents
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 # Fewer inputs than this say too little about a layer (docs/methods/inputs.md, Real).
 LEAST_SAMPLES = 25
 REAL, SYNTHETIC = 400, 2_000
-CLASS_DRIVEN = 900  # each costs two dozen passes, forward and back
 
 
 def open_bench(
@@ -75,7 +74,8 @@ def open_bench(
     from .bench import Bench
 
     reuse_freed_memory()
-    samples = _inputs(parents, options, recipe)
+    kind = made_kind(parents, options) if options.synthetic else ""
+    samples = _inputs(parents, options, recipe, kind)
     refits = isinstance(options, ImproveOptions) and options.refits and not options.force
     if refits and samples.count < LEAST_SAMPLES:
         raise UsageError(
@@ -88,20 +88,20 @@ def open_bench(
     used = [m for m in parents.models if m.index == anchor or selection.used(m.index)]
     tensors = {model.index: _tensors(model) for model in used}
     programs = _programs(parents, samples, tensors, runtime, instead)
-    driven = None
-    if options.synthetic and _kind(parents, options) == "class":
+    moved = None
+    if kind in NUMBERS:
         heard = [m.index for m in used if selection.weights[m.index] > 0]
         runs = [(programs[at], tensors[at]) for at in heard]
-        driven = _driven(samples, runs, runtime, required=options.synthetic_kind == "class")
+        moved = move(kind, samples, runs, options, runtime)
     return Bench(
-        driven or samples,
+        moved or samples,
         programs,
         tensors,
         selection.weights,
         parents,
         runtime,
         int(options.pass_memory * (1 << 30)),
-        driven is not None,
+        kind if moved is not None else None,
     )
 
 
@@ -138,34 +138,6 @@ def _programs(
     return programs
 
 
-def _driven(
-    samples: Samples,
-    runs: Sequence[tuple[Program, Tensors]],
-    runtime: Runtime,
-    *,
-    required: bool,
-) -> Samples | None:
-    """The inputs driven toward what the networks take for classes; None where that can't be.
-
-    Raises:
-        UsageError: The same, where it was asked for.
-    """
-    from ..running.class_driven import drive_to_classes
-
-    try:
-        return drive_to_classes(
-            samples,
-            runs,
-            seed=runtime.seed,
-            device=runtime.device,
-            progress=partial(runtime.progress, "inputs"),
-        )
-    except UsageError:
-        if required:
-            raise
-        return None
-
-
 def _require_one_network(
     parents: Parents, model: Model, programs: Mapping[int, Program], instead: str
 ) -> None:
@@ -194,7 +166,8 @@ def _require_one_network(
         )
 
 
-def _inputs(parents: Parents, options: FusionOptions, recipe: Recipe) -> Samples:
+def _inputs(parents: Parents, options: FusionOptions, recipe: Recipe, kind: str) -> Samples:
+    """The inputs: read, or made up as a kind begins."""
     if options.samples is not None and options.synthetic:
         raise UsageError(
             "real inputs and synthetic ones",
@@ -217,8 +190,7 @@ def _inputs(parents: Parents, options: FusionOptions, recipe: Recipe) -> Samples
         for model in parents.models
         for name in first_layer_names(model.graph)
     }
-    kind = _kind(parents, options)
-    usual = CLASS_DRIVEN if kind == "class" else SYNTHETIC
+    usual = NUMBERS.get(kind, SYNTHETIC)
     return synthetic_samples(
         network,
         first,
@@ -227,20 +199,6 @@ def _inputs(parents: Parents, options: FusionOptions, recipe: Recipe) -> Samples
         input_shape=options.input_shape,
         kind=kind,
     )
-
-
-def _kind(parents: Parents, options: FusionOptions) -> str:
-    """What is made up. Where attention reads images, leaves do harm (docs/methods/inputs.md)."""
-    from ..running.inputs import slots
-
-    network, kind = parents.shared_architecture.network, options.synthetic_kind
-    if kind != "auto" or network is None:
-        return kind
-    image = [len(slot.shape) == 3 and not slot.integer for slot in slots(network)] == [True]
-    heads = any(
-        space.per is not None for space in parents.shared_architecture.graph.spaces.values()
-    )
-    return "class" if image and heads else kind
 
 
 def _tensors(model: Model) -> Tensors:

@@ -318,8 +318,8 @@ class _Fusion:
     def report(self) -> Report:
         """Everything that was done, but for seconds and bytes."""
         recipe = recipe_record(self.plan, self.recipe, self.runtime)
-        if self.bench is not None and self.bench.driven:
-            recipe["synthetic_kind"] = "class"
+        if self.bench is not None and self.bench.moved is not None:
+            recipe["synthetic_kind"] = self.bench.moved
         better, matches = self.better, self.matches
         return Report(
             command=self.plan.command,

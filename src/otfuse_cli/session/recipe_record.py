@@ -44,6 +44,7 @@ def _inputs_record(options: ImproveOptions) -> dict[str, Any]:
         "samples": str(samples) if isinstance(samples, str | Path) else None,
         "synthetic": options.synthetic,
         "synthetic_kind": options.synthetic_kind,
+        "synthetic_steps": options.synthetic_steps,
         "num_samples": options.num_samples,
         "input_shape": options.input_shape,
         "refit": options.refits,

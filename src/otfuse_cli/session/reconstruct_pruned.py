@@ -33,14 +33,14 @@ class Reconstructed:
         steps: How often it says what the whole network says, before and after the fits.
         refits: Layers that were fitted.
         remarks: What was left alone.
-        driven: The inputs were driven toward classes.
+        moved: The kind of the inputs, where gradients moved them.
     """
 
     tensors: Mapping[str, Tensor]
     steps: tuple[StepRecord, ...]
     refits: tuple[RefitRecord, ...]
     remarks: tuple[str, ...]
-    driven: bool
+    moved: str | None
 
 
 def reconstruct_pruned(
@@ -122,7 +122,7 @@ def _reduced(bench: Bench, model: Model, small: Model, request: PruneRequest) ->
         (chosen.step("chosen"), refitted.step("reconstruct", kept=not worse)),
         refits,
         (*bench.warnings, *reduced.remarks, *remarks),
-        bench.driven,
+        bench.moved,
     )
 
 

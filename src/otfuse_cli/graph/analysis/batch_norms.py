@@ -7,10 +7,28 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
+from ..model import Op, OpKind
 from ..trace.nodes import named_arguments, operator_name
 from ..trace.program import Program
 
 _PARTS = ("weight", "bias", "running_mean", "running_var")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a BatchNorm keeps of its training data.
+
+    Attributes:
+        input: The value that it reads, units on axis 1.
+        mean: Name in the checkpoint of every unit's mean.
+        variance: Of its variance.
+        eps: What is added to the variance.
+    """
+
+    input: str
+    mean: str
+    variance: str
+    eps: float
 
 
 @dataclass(frozen=True)
@@ -23,8 +41,33 @@ class Norm:
     eps: float
 
 
+def keeps_statistics(op: Op) -> bool:
+    """Whether an operation of a layer graph is a BatchNorm with running statistics."""
+    return op.kind is OpKind.NORM and op.detail == "batch" and "running_var" in op.tensors
+
+
 def batch_norm(program: Program, node: Node) -> Norm | None:
     """The BatchNorm that an operation is; None for anything else."""
+    read = _read(program, node)
+    if read is None or set(read[1]) != set(_PARTS):
+        return None  # without gain or statistics of its own there is nothing to solve for
+    values, tensors, eps = read
+    return Norm(node.name, values, tensors, eps)
+
+
+def memories(program: Program) -> tuple[Memory, ...]:
+    """What all BatchNorms with running statistics keep, in execution order; gains or none."""
+    kept = []
+    for node in program.nodes:
+        read = _read(program, node)
+        if read is not None and {"running_mean", "running_var"} <= set(read[1]):
+            values, tensors, eps = read
+            kept.append(Memory(values, tensors["running_mean"], tensors["running_var"], eps))
+    return tuple(kept)
+
+
+def _read(program: Program, node: Node) -> tuple[str, dict[str, str], float] | None:
+    """What a BatchNorm in eval mode reads: values, the checkpoint's tensors by part, epsilon."""
     if node.op != "call_function" or "batch_norm" not in operator_name(node):
         return None
     arguments = named_arguments(node, {n: n for n in node.all_input_nodes})
@@ -35,10 +78,9 @@ def batch_norm(program: Program, node: Node) -> Norm | None:
     for part in _PARTS:
         value = arguments.get(part)
         stored = program.tensors.get(value.name) if isinstance(value, Node) else None
-        if stored is None:
-            return None  # without gain or statistics of its own there is nothing to solve for
-        tensors[part] = stored
-    return Norm(node.name, values.name, tensors, float(arguments["eps"]))
+        if stored is not None:
+            tensors[part] = stored
+    return values.name, tensors, float(arguments["eps"])
 
 
 def norm_after(program: Program, node: Node) -> Norm | None:
