@@ -59,6 +59,10 @@ def batches():
     layers = nn.Conv2d(3, 5, 3), norm, nn.ReLU(), Mean(), nn.Linear(5, 3)
     return nn.Sequential(*layers), torch.randn(2, 3, 8, 8)
 
+def table():
+    layers = nn.BatchNorm1d(6), nn.Linear(6, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 3)
+    return nn.Sequential(*layers), torch.randn(2, 6)
+
 class Ids(nn.Module):
     def __init__(self):
         super().__init__()
@@ -162,6 +166,22 @@ def test_norms_see_what_they_saw_whatever_the_rank(source, name):
     before, after = (deviation(module, state, *x.args) for x in (start, moved))
     assert before > 0.2
     assert after < 0.1 * before
+
+
+def test_an_input_that_a_norm_reads_itself_starts_there(source):
+    """A table's columns: far from zero, each at a scale of its own."""
+    known, module, state = parent(source, "table")
+    mean = torch.tensor([50.0, -3, 0, 1e4, 7, 1])
+    deviations = torch.tensor([10.0, 0.1, 1, 500, 2, 0.02])
+    state["0.running_mean"], state["0.running_var"] = mean, deviations.square()
+    start = synthetic_samples(known.network, number=80, kind="statistics")
+    moved = recall_statistics(
+        start, [(runnable(known, start, device="cpu"), state)], seed=0, device="cpu"
+    )
+    x = moved.args[0]
+    assert ((x.mean(0) - mean).abs() < 0.5 * deviations).all()
+    assert ((x.std(0) / deviations - 1).abs() < 0.5).all()
+    assert deviation(module, state, x) < 0.3
 
 
 def test_three_parents_of_their_own_widths(source):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from ..graph.analysis.batch_norms import Memory, memories
+from ..graph.analysis.batch_norms import RunningStatistics, running_statistics
 from .execute import Walk, flat_inputs
 from .moved_inputs import Run, move_inputs, variation
 from .samples import Samples
@@ -28,6 +28,8 @@ _SMOOTHNESS = 0.05  # weight of the total variation of images
 # group is asked for the whole data's variance.
 _GROUP = 200
 
+# Mean and deviation of an input's channels; None where no norm reads the input itself.
+Scale = tuple[Tensor, Tensor] | None
 # By norm: the sums over inputs of its channels' means and of their mean squares, 2 x C.
 Sums = list[Tensor]
 
@@ -44,30 +46,32 @@ def recall_statistics(
     """Inputs moved to where the BatchNorms of all networks see what they saw in training.
 
     Adam descends on the floating inputs; integers stay as they are. The networks take turns, one
-    a step. Images are mirrored half of the time, and kept smooth.
+    a step. Images are mirrored half of the time, and kept smooth. Where a BatchNorm reads an input
+    itself, that input starts at the mean and deviation of every channel, and steps are taken in
+    these deviations.
 
     Args:
         samples: Where to start, at about unit variance.
         runs: The parents: programs and their tensors, float32 on `device`.
         seed: Of the mirroring.
-        device: To compute on. Memory: that of one pass with its gradients, whatever is asked for.
+        device: To compute on. It holds one pass with its gradients, and the inputs of a group.
         steps: Of gradient descent for every input.
         progress: Steps done, of how many.
 
     Raises:
         UsageError: A network without running statistics, or without inputs that can be moved.
     """
-    norms = [memories(program) for program, _ in runs]
+    norms = [running_statistics(program) for program, _ in runs]
     if not all(norms):
         raise _misfit("the network has no BatchNorm with running statistics")
     tensors = (*samples.args, *samples.kwargs.values())
     if not any(tensor.is_floating_point() for tensor in tensors):
         raise _misfit("its inputs are integers, which can't be moved by small steps")
     rng = np.random.default_rng([seed, 8])
-    size = runs[0][0].batch
+    size, scales = runs[0][0].batch, _scales(runs, norms)
 
     def move(group: Samples, step_done: Callable[[], None]) -> list[Tensor]:
-        batches = [_Batch(batch, runs, norms, device) for batch in group.batches(size)]
+        batches = [_Batch(batch, runs, norms, scales, device) for batch in group.batches(size)]
         totals = [_Totals(len(memory)) for memory in norms]
         for step in range(steps):
             network = step % len(runs)
@@ -75,7 +79,7 @@ def recall_statistics(
             for batch in batches:
                 batch.step(network, totals[network], mirrored=mirrored)
             step_done()
-        flat = zip(*(batch.inputs for batch in batches), strict=True)
+        flat = zip(*(batch.inputs() for batch in batches), strict=True)
         return [torch.cat(parts).detach().cpu() for parts in flat]
 
     groups = _groups(samples, size * max(1, _GROUP // size))
@@ -88,6 +92,23 @@ def _groups(samples: Samples, size: int) -> list[Samples]:
     ends = [size * at for at in range(1, number)]
     cuts = zip([0, *ends], [*ends, samples.count], strict=True)
     return [samples.take(slice(start, end)) for start, end in cuts]
+
+
+def _scales(runs: Sequence[Run], norms: Sequence[Sequence[RunningStatistics]]) -> tuple[Scale, ...]:
+    """Of every tensor that the networks take: the mean over networks, in the order of inputs."""
+    scales: list[Scale] = []
+    for name in runs[0][0].inputs:
+        first: list[tuple[Tensor, Tensor]] = []
+        for (_, tensors), memory in zip(runs, norms, strict=True):
+            for norm in memory:
+                if norm.input == name:
+                    first.append((tensors[norm.mean], tensors[norm.variance].sqrt()))
+        if first:
+            mean, deviation = (torch.stack(parts).mean(0) for parts in zip(*first, strict=True))
+            scales.append((mean, deviation))
+        elif name is not None:
+            scales.append(None)
+    return tuple(scales)
 
 
 class _Totals:
@@ -111,19 +132,24 @@ class _Batch:
         self,
         batch: Samples,
         runs: Sequence[Run],
-        norms: Sequence[Sequence[Memory]],
+        norms: Sequence[Sequence[RunningStatistics]],
+        scales: Sequence[Scale],
         device: str,
     ) -> None:
-        self.runs, self.norms = runs, norms
+        self.runs, self.norms, self.scales = runs, norms, scales
         self.count, whole = batch.count, runs[0][0].batch
         # A pass that isn't full takes its inputs in turn, so that each counts alike.
         self.places = torch.arange(whole, device=device) % self.count
         flat = flat_inputs(runs[0][0], batch, device)
-        self.inputs = [tensor[: self.count].clone() for tensor in flat]
-        self.moved = [t.requires_grad_() for t in self.inputs if t.is_floating_point()]
+        self.free = [tensor[: self.count].clone() for tensor in flat]
+        self.moved = [t.requires_grad_() for t in self.free if t.is_floating_point()]
         self.images = [tensor for tensor in self.moved if tensor.dim() == 4]
         self.adam = torch.optim.Adam(self.moved, lr=_RATE)
         self.sums: list[Sums | None] = [None] * len(runs)
+
+    def inputs(self) -> list[Tensor]:
+        """What the networks take."""
+        return list(map(_scaled, self.free, self.scales))
 
     @torch.enable_grad()
     def step(self, network: int, totals: _Totals, *, mirrored: bool) -> None:
@@ -148,7 +174,7 @@ class _Batch:
     def _sums(self, network: int, *, mirrored: bool) -> Sums:
         """What all BatchNorms of a network read, summed."""
         (program, tensors), norms = self.runs[network], self.norms[network]
-        inputs = [self._full(tensor, mirrored=mirrored) for tensor in self.inputs]
+        inputs = [self._full(tensor, mirrored=mirrored) for tensor in self.inputs()]
         walk = Walk(program, tensors, inputs, keep=[memory.input for memory in norms])
         walk.outputs_with_gradient()
         sums = []
@@ -166,7 +192,17 @@ class _Batch:
         return tensor if self.count == len(self.places) else tensor[self.places]
 
 
-def _distance(moments_2C: Tensor, memory: Memory, tensors: Mapping[str, Tensor]) -> Tensor:
+def _scaled(tensor: Tensor, scale: Scale) -> Tensor:
+    """An input at the mean and deviation of its channels, which are on axis 1."""
+    if scale is None:
+        return tensor
+    mean, deviation = (part.view(1, -1, *[1] * (tensor.dim() - 2)) for part in scale)
+    return mean + deviation * tensor
+
+
+def _distance(
+    moments_2C: Tensor, memory: RunningStatistics, tensors: Mapping[str, Tensor]
+) -> Tensor:
     """How far channels are from a memory: a mean over them, 0 where they agree.
 
     Squared shift of the mean in deviations, and squared error of the ratio of variances.

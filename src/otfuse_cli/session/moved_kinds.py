@@ -42,7 +42,7 @@ def made_kind(parents: Parents, options: FusionOptions) -> str:
     return kind
 
 
-def move(
+def moved_samples(
     kind: str,
     samples: Samples,
     runs: Sequence[Run],

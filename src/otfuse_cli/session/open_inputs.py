@@ -16,7 +16,7 @@ from ..running.architecture import require_network
 from ..runtime import Runtime, reuse_freed_memory
 from .architectures import arch_of_each
 from .input_rules import require_no_fits, require_no_inputs
-from .moved_kinds import NUMBERS, made_kind, move
+from .moved_kinds import NUMBERS, made_kind, moved_samples
 from .parents import Parents
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def open_bench(
     if kind in NUMBERS:
         heard = [m.index for m in used if selection.weights[m.index] > 0]
         runs = [(programs[at], tensors[at]) for at in heard]
-        moved = move(kind, samples, runs, options, runtime)
+        moved = moved_samples(kind, samples, runs, options, runtime)
     return Bench(
         moved or samples,
         programs,

@@ -15,7 +15,7 @@ _PARTS = ("weight", "bias", "running_mean", "running_var")
 
 
 @dataclass(frozen=True)
-class Memory:
+class RunningStatistics:
     """What a BatchNorm keeps of its training data.
 
     Attributes:
@@ -55,14 +55,16 @@ def batch_norm(program: Program, node: Node) -> Norm | None:
     return Norm(node.name, values, tensors, eps)
 
 
-def memories(program: Program) -> tuple[Memory, ...]:
+def running_statistics(program: Program) -> tuple[RunningStatistics, ...]:
     """What all BatchNorms with running statistics keep, in execution order; gains or none."""
     kept = []
     for node in program.nodes:
         read = _read(program, node)
         if read is not None and {"running_mean", "running_var"} <= set(read[1]):
             values, tensors, eps = read
-            kept.append(Memory(values, tensors["running_mean"], tensors["running_var"], eps))
+            kept.append(
+                RunningStatistics(values, tensors["running_mean"], tensors["running_var"], eps)
+            )
     return tuple(kept)
 
 
