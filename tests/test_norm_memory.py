@@ -258,6 +258,24 @@ def test_a_merge_takes_them_without_asking(source):
     assert any(not torch.equal(fused[name], further[name]) for name in fused)
 
 
+def test_a_saved_program_is_enough(source, tmp_path):
+    """Its passes are as large as its example: two inputs, and the statistics are the group's."""
+    module, examples = made("images")
+    path = tmp_path / "net.pt2"
+    torch.export.save(torch.export.export(module.eval(), examples), path)
+    states = pair(source, "images")
+    _, report = otfuse_cli.merge(
+        *states,
+        arch=str(path),
+        blend="average",
+        synthetic=True,
+        num_samples=31,
+        synthetic_steps=3,
+    )
+    assert report.recipe["synthetic_kind"] == "statistics"
+    assert report.refits
+
+
 @pytest.mark.parametrize("name", ["plain", "batches", "ids"])
 def test_other_networks_get_what_they_got(source, name):
     states = pair(source, name)

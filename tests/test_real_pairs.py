@@ -189,7 +189,7 @@ def test_mnist_with_inputs(shared, number, floor):
     ("network", "number", "floor"),
     [
         ("vgg11half", None, 80.5), ("vgg11half", 200, 81.0), ("vgg11half", 1_000, 82.5),
-        ("resnet18w16", None, 77.5), ("resnet18w16", 200, 82.0), ("resnet18w16", 1_000, 84.0),
+        ("resnet18w16", 200, 82.0), ("resnet18w16", 1_000, 84.0),
     ],
     ids=str,
 )  # fmt: skip
@@ -197,7 +197,7 @@ def test_cifar_with_inputs(shared, network, number, floor):
     """Synthetic (None) and real ones, on the whole test set.
 
     Measured, seeds 0 and 1: 80.64, 80.83; 81.35, 81.70; 82.95, 82.95;
-    78.37, 78.22; 83.91, 83.65; 84.24, 84.56.
+    83.91, 83.65; 84.24, 84.56.
     """
     stem = f"cifar10-{network}"
     options = {"samples": training_inputs(stem), "num_samples": number}
@@ -205,6 +205,30 @@ def test_cifar_with_inputs(shared, network, number, floor):
         options = {"synthetic": True}
     options |= {"arch": network_of(network), "blend": "average"}
     fused, _ = otfuse_cli.merge(*pair(shared, stem), **options)
+    found = score(fused)
+    assert found >= floor, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "number", "floor"), [("leaves", 2_000, 77.5), ("statistics", 500, 82.5)]
+)
+def test_what_batch_norms_remember_is_nearly_as_good_as_data(shared, kind, number, floor):
+    """The ResNet without data, its parents at 87.3; 20 steps, the quick setting.
+
+    Measured, seeds 0 and 1: leaves 78.37, 78.22; SEEDS.
+    """
+    steps = {"synthetic_steps": 20} if kind == "statistics" else {}
+    fused, report = otfuse_cli.merge(
+        *pair(shared, "cifar10-resnet18w16"),
+        arch=network_of("resnet18w16"),
+        blend="average",
+        synthetic=True,
+        synthetic_kind=kind,
+        num_samples=number,
+        **steps,
+    )
+    assert report.recipe["synthetic_kind"] == kind
     found = score(fused)
     assert found >= floor, found
 
