@@ -160,7 +160,7 @@ def test_norms_see_what_they_saw_whatever_the_rank(source, name):
     drawn = synthetic_samples(known.network, first, number=60)
     assert torch.equal(start.args[0], drawn.args[0])
     moved = recall_statistics(
-        start, [(runnable(known, start, device="cpu"), state)], seed=0, device="cpu"
+        start, [(runnable(known, start, device="cpu"), state)], seed=0, device="cpu", steps=60
     )
     assert moved.args[0].shape == start.args[0].shape
     before, after = (deviation(module, state, *x.args) for x in (start, moved))
@@ -176,7 +176,7 @@ def test_an_input_that_a_norm_reads_itself_starts_there(source):
     state["0.running_mean"], state["0.running_var"] = mean, deviations.square()
     start = synthetic_samples(known.network, number=80, kind="statistics")
     moved = recall_statistics(
-        start, [(runnable(known, start, device="cpu"), state)], seed=0, device="cpu"
+        start, [(runnable(known, start, device="cpu"), state)], seed=0, device="cpu", steps=60
     )
     x = moved.args[0]
     assert ((x.mean(0) - mean).abs() < 0.5 * deviations).all()
@@ -220,6 +220,7 @@ def test_a_group_has_the_statistics_not_each_pass(source):
         [(program, state)],
         seed=0,
         device="cpu",
+        steps=60,
         progress=lambda *at: told.append(at),
     )
     assert told[-1] == (120, 120)  # two groups, the second with what is left
@@ -235,7 +236,7 @@ def test_integers_stay_where_numbers_move(source):
     known, module, state = parent(source, "both")
     start = synthetic_samples(known.network, number=40, kind="statistics")
     moved = recall_statistics(
-        start, [(runnable(known, start, device="cpu"), state)], seed=0, device="cpu"
+        start, [(runnable(known, start, device="cpu"), state)], seed=0, device="cpu", steps=60
     )
     assert torch.equal(start.args[0], moved.args[0])
     assert deviation(module, state, *moved.args) < 0.2 * deviation(module, state, *start.args)
@@ -251,7 +252,7 @@ def test_a_merge_takes_them_without_asking(source):
     fused, report = otfuse_cli.merge(*states, **options, synthetic_steps=3)
     assert report.recipe["synthetic_kind"] == "statistics"
     assert report.recipe["synthetic_steps"] == 3
-    assert report.refits
+    assert report.steps
     asked, _ = otfuse_cli.merge(*states, **options, synthetic_steps=3, synthetic_kind="statistics")
     assert all(torch.equal(fused[name], asked[name]) for name in fused)
     further, _ = otfuse_cli.merge(*states, **options, synthetic_steps=5)
@@ -273,7 +274,7 @@ def test_a_saved_program_is_enough(source, tmp_path):
         synthetic_steps=3,
     )
     assert report.recipe["synthetic_kind"] == "statistics"
-    assert report.refits
+    assert [step.name for step in report.steps][-1] == "refit"
 
 
 @pytest.mark.parametrize("name", ["plain", "batches", "ids"])
@@ -281,7 +282,7 @@ def test_other_networks_get_what_they_got(source, name):
     states = pair(source, name)
     _, report = otfuse_cli.merge(*states, arch=f"{source}:{name}", synthetic=True, num_samples=30)
     assert report.recipe["synthetic_kind"] == "auto"
-    assert report.refits
+    assert report.steps
 
 
 @pytest.mark.parametrize(

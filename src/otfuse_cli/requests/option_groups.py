@@ -171,8 +171,8 @@ class InputOptions(Options):
         panel=INPUTS,
         kind=int,
         metavar="N",
-        text="Kinds statistics and class: gradient steps on every input; 20 is quick.",
-        said="60 of kind statistics, 12 of kind class",
+        text="Kinds statistics and class: gradient steps on every input.",
+        said="20 of kind statistics, 12 of kind class",
         low=1,
     )
     input_shape: tuple[int, ...] | None = option(
