@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -94,12 +95,7 @@ class Permutation:
         dim = _axis(tensor, dim, self.sizes[0])
         if self.identity:
             return tensor
-        index = self.index_M.to(tensor.device)
-        if tensor.is_floating_point() and tensor.element_size() == 1:
-            # Gathering is not implemented for every 8-bit float on every device; bytes are bytes.
-            moved = tensor.view(torch.uint8).index_select(dim, index)
-            return moved.view(tensor.dtype)
-        return tensor.index_select(dim, index)
+        return _reordered(tensor, dim, self.index_M.to(tensor.device))
 
     def consume(self, tensor: Tensor, dim: int, anchor: Tensor | None = None) -> Tensor:
         """The same as `produce`: columns of a permutation move with its rows."""
@@ -212,6 +208,18 @@ def _inverse(mass: Tensor) -> tuple[Tensor, Tensor]:
     """Which units have mass, and 1 / mass there, 0 elsewhere."""
     filled = mass > _EMPTY * mass.mean()
     return filled, torch.where(filled, 1.0 / mass, 0.0)
+
+
+def _reordered(tensor: Tensor, dim: int, index_M: Tensor) -> Tensor:
+    """`index_select`, of any dtype, with torch's slow cases taken out: the same bits."""
+    if tensor.is_floating_point() and tensor.element_size() == 1:
+        # Gathering is not implemented for every 8-bit float on every device; bytes are bytes.
+        return tensor.view(torch.uint8).index_select(dim, index_M).view(tensor.dtype)
+    if tensor.element_size() == 2 and dim and tensor.device.type == "cpu" and tensor.numel():
+        # torch moves the columns of half precision one number at a time; NumPy five times as fast.
+        bits = tensor.detach().contiguous().view(torch.int16).numpy()
+        return torch.from_numpy(np.take(bits, index_M.numpy(), axis=dim)).view(tensor.dtype)
+    return tensor.index_select(dim, index_M)
 
 
 def _keep(result: Tensor, dim: int, anchor: Tensor | None, empty: Tensor) -> None:
