@@ -211,12 +211,12 @@ def test_cifar_with_inputs(shared, network, number, floor):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "number", "floor"), [("leaves", 2_000, 77.5), ("statistics", 500, 82.5)]
+    ("kind", "number", "floor"), [("leaves", 2_000, 77.5), ("statistics", 500, 82.7)]
 )
 def test_what_batch_norms_remember_is_nearly_as_good_as_data(shared, kind, number, floor):
     """The ResNet without data, its parents at 87.3; 20 steps, the quick setting.
 
-    Measured, seeds 0 and 1: leaves 78.37, 78.22; SEEDS.
+    Measured, seeds 0 and 1: 2,000 leaves 78.37, 78.22; 1,000 inputs of kind statistics 83.51, 83.46, 500 of them 83.25.
     """
     steps = {"synthetic_steps": 20} if kind == "statistics" else {}
     fused, report = otfuse_cli.merge(
