@@ -8,6 +8,7 @@ from torch import nn
 
 import otfuse_cli
 from otfuse_cli.errors import UsageError
+from otfuse_cli.running import norm_memory
 from otfuse_cli.running.architecture import architecture
 from otfuse_cli.running.norm_memory import recall_statistics
 from otfuse_cli.running.runnable import runnable
@@ -209,10 +210,11 @@ def test_the_same_inputs_by_seed_and_progress_step_by_step(source):
     assert told[:4] == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
-def test_a_group_has_the_statistics_not_each_pass(source):
+def test_a_group_has_the_statistics_not_each_pass(source, monkeypatch):
     """Passes of ten: if each had to have the variance of all, they would be alike."""
+    monkeypatch.setattr(norm_memory, "_GROUP", 60)
     known, module, state = parent(source, "vectors")
-    start = synthetic_samples(known.network, {"0.weight": state["0.weight"]}, number=402)
+    start = synthetic_samples(known.network, {"0.weight": state["0.weight"]}, number=122)
     program = runnable(known, start, device="cpu", batch=10)
     told = []
     moved = recall_statistics(
@@ -225,10 +227,10 @@ def test_a_group_has_the_statistics_not_each_pass(source):
     )
     assert told[-1] == (120, 120)  # two groups, the second with what is left
     x = moved.args[0]
-    assert x.shape == (402, 6)
-    whole = deviation(module, state, x[200:])
-    assert whole < 0.1 * deviation(module, state, start.args[0][200:])
-    passes = [deviation(module, state, part) for part in x[200:400].split(10)]
+    assert x.shape == (122, 6)
+    whole = deviation(module, state, x[60:])
+    assert whole < 0.1 * deviation(module, state, start.args[0][60:])
+    passes = [deviation(module, state, part) for part in x[60:120].split(10)]
     assert sum(passes) / len(passes) > 3 * whole
 
 
