@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import IncompatibleModels
 from ..graph.model import GraphTensor, LayerGraph, Role
-from ..graph.trace.export_settings import eval_mode, no_fast_path
-from ..graph.trace.from_module import without_cache
+from ..graph.trace.export_settings import eval_mode, no_fast_path, without_cache
 from .function_change import State, relative_difference, reordered_output, run_state
 from .precision import EXACT, FLOAT32, MOVED, Precision, as_dtype, in_double
 from .relabel import Maps, draw_maps, relabel_axes, relabel_state

@@ -53,6 +53,11 @@ class Architecture:
         return self.network is not None and self.network.shapes is not None
 
 
+def other_widths(architecture: Architecture, shapes: Shapes) -> list[str]:
+    """Tensors in `shapes` of other shapes than those that the network was built with."""
+    return [n for n, node in architecture.graph.tensors.items() if shapes[n] != node.shape]
+
+
 def real_network(architecture: Architecture) -> Network | None:
     """The network with tensors that hold values: built again where it was traced without."""
     network = architecture.network

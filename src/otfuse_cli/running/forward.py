@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import IncompatibleModels
-from ..graph.trace.export_settings import eval_mode, no_fast_path
-from ..graph.trace.from_module import without_cache
+from ..graph.trace.export_settings import eval_mode, no_fast_path, without_cache
 from ..graph.trace.network_outputs import pick_outputs
 from .exported_file import load_program
 from .factory import Network

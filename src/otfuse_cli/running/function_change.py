@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..graph.model import LayerGraph
-from ..graph.trace.export_settings import eval_mode, no_fast_path
-from ..graph.trace.from_module import without_cache
+from ..graph.trace.export_settings import eval_mode, no_fast_path, without_cache
 from ..graph.trace.network_outputs import pick_outputs
 from .once import run_once
 from .precision import FLOAT32, Precision, as_dtype, in_double

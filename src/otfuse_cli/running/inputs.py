@@ -13,8 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import UsageError
-from ..graph.trace.export_settings import eval_mode, no_fast_path
-from ..graph.trace.from_module import without_cache
+from ..graph.trace.export_settings import eval_mode, no_fast_path, without_cache
 from .factory import Network
 
 

@@ -16,7 +16,13 @@ from ..errors import IncompatibleModels
 from ..graph.model import LayerGraph
 from ..graph.trace.from_module import export, trace
 from ..graph.trace.program import Program, labelled_program
-from .architecture import Architecture, module_state, real_network, shapes_by_name
+from .architecture import (
+    Architecture,
+    module_state,
+    other_widths,
+    real_network,
+    shapes_by_name,
+)
 from .exported_file import load_program
 from .factory import Network
 from .inputs import is_program
@@ -134,8 +140,7 @@ def at_widths(
         IncompatibleModels: Its code does not take the checkpoint's.
     """
     network = architecture.network
-    stored = {name: node.shape for name, node in architecture.graph.tensors.items()}
-    other = [name for name, shape in stored.items() if shapes[name] != shape]
+    other = other_widths(architecture, shapes)
     if network is None or not other:
         return architecture
     why = "a saved program has one set of widths"
@@ -147,9 +152,10 @@ def at_widths(
         except (IncompatibleModels, RuntimeError) as error:
             why = getattr(error, "why", None) or str(error).strip().partition("\n")[0]
     name = other[0]
+    built = list(architecture.graph.tensors[name].shape)
     raise IncompatibleModels(
         "the network was built at other widths than the checkpoint's, and does not run at these",
-        where=f"{name}: {list(shapes[name])} in {label}, {list(stored[name])} in {network.source}",
+        where=f"{name}: {list(shapes[name])} in {label}, {built} in {network.source}",
         why=why,
         fix=OWN_WIDTHS,
     )

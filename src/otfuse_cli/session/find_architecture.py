@@ -14,7 +14,7 @@ from ..graph.plain import plain_graph
 from ..graph.spec.adapters import refuse_adapter
 from ..graph.spec.stored_shapes import StoredShapes
 from ..running.arch_value import Arch
-from ..running.architecture import Architecture, architecture
+from ..running.architecture import Architecture, architecture, other_widths
 from ..running.automatic import automatic, library_arch
 from .architectures import arch_of_each, own_architectures
 
@@ -113,11 +113,12 @@ def find_architectures(
         network_of = find_architecture(
             checkpoints[at], arches[at], free_outputs=free_outputs, untied=untied, plain=plain
         )
-        if network_of.network is None:
+        shapes = shapes_of(checkpoints[at])
+        if network_of.network is None or not other_widths(network_of, shapes):
             return network_of
         from ..running.runnable import at_widths
 
-        traced = at_widths(network_of, shapes_of(checkpoints[at]), checkpoints[at].label)
+        traced = at_widths(network_of, shapes, checkpoints[at].label)
         return _comparable(traced, checkpoints[at])  # where it was traced anew
 
     of_anchor = find(anchor_index)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch.fx import Node
 
 from ..model import Op, OpKind
 from ..trace.nodes import named_arguments, operator_name
-from ..trace.program import Program
+
+if TYPE_CHECKING:
+    from ..trace.program import Program
 
 _PARTS = ("weight", "bias", "running_mean", "running_var")
 

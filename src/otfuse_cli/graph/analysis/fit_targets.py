@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.fx import Node
 
 from ..trace.nodes import named_arguments, operator_name
-from ..trace.program import Program
 from .batch_norms import Norm, batch_norm, norm_after, only_reader
+
+if TYPE_CHECKING:
+    from ..trace.program import Program
 
 _LINEAR = frozenset({"linear", "addmm", "mm", "matmul"})
 _CONV = frozenset({"conv1d", "conv2d", "conv3d", "convolution"})

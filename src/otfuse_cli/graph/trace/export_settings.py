@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import logging
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from typing import Any
 
 import torch
 from torch import nn
@@ -75,3 +77,11 @@ def no_fast_path() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
+
+
+def without_cache(module: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """A key-value cache is state that export can't return; nobody needs it for one pass."""
+    forward = inspect.signature(module.forward)
+    if "use_cache" in forward.parameters:
+        kwargs.setdefault("use_cache", False)
+    return kwargs

@@ -5,7 +5,6 @@ This executes the module's own code; `graph_from_program` doesn't.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
@@ -22,7 +21,7 @@ from ...errors import IncompatibleModels
 from ..model import LayerGraph
 from .chosen_rows import CHOSEN, EverythingChosen
 from .emit import emit
-from .export_settings import eval_mode, no_fast_path, own_output, quiet
+from .export_settings import eval_mode, no_fast_path, own_output, quiet, without_cache
 from .in_place import write_apart
 from .network_outputs import checked_outputs, may_be_held, output_names, with_outputs_told
 from .nodes import operator_name
@@ -202,11 +201,3 @@ def _is_plain(node: Node) -> bool:
         silent = node.meta.get("val") is None  # an assertion
         return not target._schema.is_mutable and (silent or operator_name(node) in RULES)
     return target is getitem
-
-
-def without_cache(module: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """A key-value cache is state that export can't return; nobody needs it for one pass."""
-    forward = inspect.signature(module.forward)
-    if "use_cache" in forward.parameters:
-        kwargs.setdefault("use_cache", False)
-    return kwargs
