@@ -78,6 +78,7 @@ def test_a_permuted_twin_is_recovered_and_computes_the_same(name):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("kept_graphs")
 @pytest.mark.parametrize("name", members())
 def test_other_recipes_recover_the_twin_too(name):
     if "complex" in name:
@@ -90,6 +91,7 @@ def test_other_recipes_recover_the_twin_too(name):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("kept_graphs")
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", [factory.__name__ for factory in real_nets.REAL])
 def test_networks_of_libraries_are_recovered_and_stand_the_test(name):

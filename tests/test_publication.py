@@ -172,7 +172,7 @@ KINDS = [
     *("merge, report elsewhere", "prune", "prune-fuse", "inspect", "curve"),
 ]
 # With every error: the others differ in the command alone.
-THOROUGH = {"merge .safetensors", "merge .pt", "merge folder"}
+THOROUGH = {"merge .safetensors", "merge folder"}
 # Between the outputs, where commands differ; what a publication does is tested by itself.
 BETWEEN = ("move", "record", "report")
 
@@ -185,7 +185,7 @@ def test_a_fault_at_any_step_leaves_nothing(
 ) -> None:
     line = prepared(cli, inputs, tmp_path / "work", kind, again=again)
     errors: list[BaseException] = [FULL]
-    if kind in THOROUGH:
+    if kind in THOROUGH and again:  # there is more to be put back where something was replaced
         errors += [Fault("no reason"), KeyboardInterrupt()]
     assert nothing_is_left(cli, tmp_path / "work", line, errors) >= 5
 
