@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from otfuse_cli.cli import run_verb
 from otfuse_cli.errors import UsageError
 from otfuse_cli.runtime import ahead, peak_rss_bytes
 
@@ -27,6 +28,37 @@ def test_peak_memory_is_not_inherited():
     ballast = np.ones(2**25)
     assert peak_rss_bytes() > ballast.nbytes
     assert 2**20 < child_peak() < ballast.nbytes
+
+
+WAIT = """
+import os, sys
+from otfuse_cli.runtime import wait_asleep
+if "loaded" in sys.argv:
+    sys.modules["torch"] = None
+wait_asleep()
+print(os.environ.get("OMP_WAIT_POLICY"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("users", "loaded", "policy"),
+    [(None, (), "PASSIVE"), ("ACTIVE", (), "ACTIVE"), (None, ("loaded",), "None")],
+)
+def test_threads_wait_asleep_unless_told_otherwise(monkeypatch, users, loaded, policy):
+    """Not once torch is there: it has read what it does."""
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if users is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", users)
+    command = [sys.executable, "-c", WAIT, *loaded]
+    done = subprocess.run(command, capture_output=True, check=True, text=True)
+    assert done.stdout.strip() == policy
+
+
+def test_every_command_waits_asleep(cli, monkeypatch):
+    called = []
+    monkeypatch.setattr(run_verb, "wait_asleep", lambda: called.append(True))
+    assert cli("inspect", "nowhere.pt").code == 3
+    assert called == [True]
 
 
 # Arrays of 4 MiB with something small between them: once freed, holes in a heap.

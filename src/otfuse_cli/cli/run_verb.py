@@ -10,7 +10,7 @@ import typer
 
 from ..errors import ExitCode, OtfuseError, OutputRefused, UsageError
 from ..requests.requests import STANDARD
-from ..runtime import Progress, return_freed_memory
+from ..runtime import Progress, return_freed_memory, wait_asleep
 from . import render
 from .options import RunOptions, build_request, split_values
 from .render import Display, Outcome
@@ -40,6 +40,7 @@ def run_verb(
 ) -> int:
     """Run a verb on Typer's values and show what came of it; returns the exit code."""
     assert isinstance(request_type, type)
+    wait_asleep()
     return_freed_memory()
     keywords, options = split_values(request_type, values)
     view = _view(options, keywords)
