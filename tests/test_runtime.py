@@ -1,5 +1,6 @@
 """Device, stopwatch and memory of the process."""
 
+import gc
 import platform
 import subprocess
 import sys
@@ -52,6 +53,16 @@ def test_threads_wait_asleep_unless_told_otherwise(monkeypatch, users, loaded, p
     command = [sys.executable, "-c", WAIT, *loaded]
     done = subprocess.run(command, capture_output=True, check=True, text=True)
     assert done.stdout.strip() == policy
+
+
+def test_every_command_looks_for_garbage_rarely(cli):
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    try:
+        assert cli("--version").code == 0
+        assert gc.get_threshold()[0] > 5_000
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_every_command_waits_asleep(cli, monkeypatch):

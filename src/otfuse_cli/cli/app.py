@@ -24,7 +24,7 @@ from ..requests.requests import (
     PruneFuseRequest,
     PruneRequest,
 )
-from ..runtime import Progress
+from ..runtime import Progress, collect_rarely
 from . import render
 from .help import Group
 from .render import Display, Outcome
@@ -49,6 +49,7 @@ _ENTRIES: dict[str, VerbEntry] = {}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code."""
+    collect_rarely()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         status = program().main(arguments or ["--help"], prog_name="otfuse", standalone_mode=False)
