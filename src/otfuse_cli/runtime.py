@@ -32,7 +32,7 @@ _MAPPED_BYTES, _SPARE_BYTES = 2 << 20, 16 << 20
 _KEPT_BYTES = 256 << 20
 
 # New objects before they are searched for garbage, and searches of younger before older ones.
-_COLLECTED_AFTER = 10_000, 10, 10
+_COLLECTED_AFTER = 20_000, 20, 20
 
 
 class Progress(Protocol):
