@@ -54,3 +54,24 @@ def test_every_layer_of_a_permuted_twin_costs_nothing(kind, both):
     _, report = otfuse_cli.merge(twin, net, arch=lambda: made(6, kind, both), matcher="sweep")
     for layer in report.layers:
         assert layer.ot_cost is None or layer.ot_cost < 1e-3, layer
+
+
+class Stacked(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.rnn = kind(5, 4, num_layers=2, batch_first=True, bidirectional=True)
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.fc(self.rnn(x)[0][:, -1])
+
+
+def test_a_second_layer_reads_both_directions_of_the_first():
+    net = Stacked(nn.GRU)
+    graph = trace(net, (torch.randn(2, 4, 5),), {}, source="net")
+    forward, backward = (
+        str(graph.tensors[f"rnn.weight_hh_l0{way}"].axes[1].expr) for way in ("", "_reverse")
+    )
+    for way in ("", "_reverse"):
+        read = str(graph.tensors[f"rnn.weight_ih_l1{way}"].axes[1].expr)
+        assert read == f"{forward} + {backward}"

@@ -16,10 +16,12 @@ from otfuse_cli.errors import ExitCode, IncompatibleModels
 from otfuse_cli.graph.axes import Fixed, Prod, Unit
 from otfuse_cli.graph.model import LayerGraph, OpKind, Role
 from otfuse_cli.graph.trace.from_module import export, graph_from_program, trace
+from otfuse_cli.graph.trace.nodes import where
 from otfuse_cli.running.acid import _drawn, acid_test, leave_one_out
 from otfuse_cli.running.function_change import change_allowed, function_change
 from otfuse_cli.running.precision import FLOAT32
 from otfuse_cli.running.relabel import draw_maps, relabel_state
+from otfuse_cli.running.runnable import with_tensors
 
 
 def chain() -> nn.Module:
@@ -486,3 +488,20 @@ def test_what_is_no_number_in_any_type_is_not_kept() -> None:
     broken = state | {"bias": torch.full((2,), nan)}
     assert change_allowed(net, x, None, state, broken).error == inf
     assert change_allowed(net, x, None, broken, broken).error == inf
+
+
+def test_code_that_torch_has_generated_is_nobodys_line() -> None:
+    node = torch.fx.Graph().placeholder("x")
+    frames = ['File "net.py", line 7, in forward', 'File "<eval_with_key>.1", line 3, in forward']
+    node.meta["stack_trace"] = "\n    y = x\n".join(f"  {frame}" for frame in frames)
+    assert where(node) == " (net.py:7)"
+    node.meta["stack_trace"] = f"  {frames[1]}"
+    assert where(node) == ""
+
+
+def test_a_network_with_other_tensors_learns_nothing() -> None:
+    """It is run to be measured: memory for gradients would be lost."""
+    state = {"weight": torch.randn(5, 2), "bias": torch.zeros(5)}
+    other = with_tensors(nn.Linear(3, 4), state)
+    assert other(torch.randn(1, 2)).shape == (1, 5)
+    assert not any(parameter.requires_grad for parameter in other.parameters())
