@@ -96,9 +96,14 @@ class RecipeRecord(TypedDict, total=False):
         ),
     ]
     layer: Annotated[
-        dict[str, Annotated[Number, promise(minimum=0, exclusiveMaximum=1)]],
-        promise("Shares by space, module or tensor."),
+        dict[str, Annotated[Number, promise(minimum=0)]],
+        promise("By space, module or tensor: shares to remove, or of a merge how wide."),
     ]
+    width: Annotated[
+        Number | None,
+        promise("How wide the result is, relative to the anchor.", exclusiveMinimum=0),
+    ]
+    width_multiple: Positive | None
     keep_shape: bool
 
 

@@ -34,6 +34,7 @@ from .option_groups import (
     SeedOptions,
     Source,
     UntieOptions,
+    WidthOptions,
     WriteOptions,
 )
 from .recipe import CHOICES, Recipe
@@ -75,7 +76,7 @@ def _checkpoints() -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergeRequest(ImproveOptions, AnchorOptions, UntieOptions, AverageOptions):
+class MergeRequest(ImproveOptions, WidthOptions, AnchorOptions, UntieOptions, AverageOptions):
     """Fuse `checkpoints` (two or more) with `weights` into the anchor's shape.
 
     `weights` may be given by tensor: patterns of names to a weight per checkpoint.
@@ -91,6 +92,11 @@ class MergeRequest(ImproveOptions, AnchorOptions, UntieOptions, AverageOptions):
         said="equal",
         common=True,
     )
+
+    @property
+    def asks_for_width(self) -> bool:
+        """Whether the result is to have widths of its own."""
+        return self.width is not None or bool(self.layer) or self.width_multiple is not None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -134,13 +135,49 @@ def _programs(
                 graph=parents.shared_architecture.graph,
             )
         programs[model.index] = exported[widths]
-        _require_one_network(parents, model, programs, instead)
+        source = f"{model.checkpoint.label}: {architecture.graph.source}"
+        _require_one_network(
+            source,
+            programs[model.index],
+            programs[parents.anchor_index],
+            f"{instead} without inputs",
+        )
     return programs
 
 
-def _require_one_network(
-    parents: Parents, model: Model, programs: Mapping[int, Program], instead: str
-) -> None:
+def add_network(bench: Bench, parents: Parents) -> Bench:
+    """The bench with one more network, that of the anchor of `parents`: it gives its widths only.
+
+    Raises:
+        IncompatibleModels: The code of the network doesn't take these widths.
+        UsageError: It computes something else at them.
+    """
+    from ..running.runnable import runnable
+
+    model, named = parents.anchor, parents.named_anchor
+    architecture = parents.shared_architecture
+    tensors = {**bench.tensors, model.index: _tensors(model)}
+    program = bench.programs[named]
+    if _shapes(model) != _shapes(parents.models[named]):
+        program = runnable(
+            architecture,
+            bench.samples,
+            device=bench.runtime.device,
+            read=tensors[model.index],
+            graph=architecture.graph,
+        )
+        source = f"--width: {architecture.graph.source}"
+        _require_one_network(source, program, bench.programs[named], "use another --width")
+    return replace(
+        bench,
+        programs={**bench.programs, model.index: program},
+        tensors=tensors,
+        weights=(*bench.weights, 0.0),
+        parents=parents,
+    )
+
+
+def _require_one_network(where: str, program: Program, anchors: Program, fix: str) -> None:
     """Refuse a model that can't be run side by side with the anchor.
 
     Raises:
@@ -148,14 +185,12 @@ def _require_one_network(
     """
     from ..graph.trace.program import same_operations
 
-    program, anchors = programs[model.index], programs[parents.anchor_index]
-    where = f"{model.checkpoint.label}: {parents.architecture(model.index).graph.source}"
     if not same_operations(program, anchors):
         raise UsageError(
             "the network computes something else at other widths",
             where=where,
             why="its forward pass takes another path",
-            fix=f"{instead} without inputs",
+            fix=fix,
         )
     if program.batch != anchors.batch:
         raise UsageError(
