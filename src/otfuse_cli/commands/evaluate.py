@@ -96,7 +96,7 @@ def run_evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> Re
         names = distinct([c.label for c in checkpoints])
         with watch("evaluate"):
             if request.ensemble:
-                scores = _together(benches, names, parents.models, progress)
+                scores = together(benches, names, parents.models, progress)
             else:
                 scores = {}
                 parts = zip(names, benches, parents.models, strict=True)
@@ -197,10 +197,14 @@ def _check_count(request: EvaluateRequest) -> None:
             )
 
 
-def _together(
+def together(
     benches: Sequence[Evaluator], names: Sequence[str], models: Sequence[Model], progress: Progress
 ) -> dict[str, Score]:
-    """All checkpoints in lock step, and the means of their outputs: memory for one batch."""
+    """All checkpoints in lock step, and the means of their outputs: memory for one batch.
+
+    Raises:
+        UsageError: Programs that take batches of different size.
+    """
     sizes = {sized.size for sized in benches}
     if len(sizes) > 1:
         raise UsageError(

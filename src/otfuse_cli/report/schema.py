@@ -65,6 +65,10 @@ class RecipeRecord(TypedDict, total=False):
     calibrate: Annotated[str, _chosen("calibrate")]
     num_samples: Positive | None
     batch: Positive
+    over: Annotated[str, _chosen("over")]
+    widths: list[Annotated[Number, promise(exclusiveMinimum=0)]] | None
+    inputs: Annotated[str | None, promise("As samples: what a curve over widths fuses on.")]
+    num_inputs: Positive | None
     steps: Annotated[int, promise("Points of a curve, both ends included.", minimum=2)]
     anchor: Annotated[int, promise("Position of the anchor among the inputs.", minimum=0)]
     arch: Annotated[

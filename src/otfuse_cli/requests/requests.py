@@ -310,9 +310,47 @@ class CurveRequest(
         panel=FUSION,
         kind=int,
         metavar="N",
-        text="Points of the curve, both ends included.",
+        text="Points of a curve over weights, both ends included.",
         low=2,
         common=True,
+    )
+    over: str = choice(
+        "weight",
+        "--over",
+        CHOICES["over"],
+        panel=FUSION,
+        text="What changes along the curve: the weight of the second checkpoint, or the width of "
+        "what joint fusion makes of all of them.",
+        common=True,
+    )
+    widths: tuple[float, ...] | None = option(
+        None,
+        "--widths",
+        panel=FUSION,
+        metavar="F,F...",
+        text="Widths of a curve over them, relative to the last checkpoint.",
+        said="from 1 to the number of checkpoints, by a quarter",
+        common=True,
+    )
+    inputs: SampleSource | None = option(
+        None,
+        "--inputs",
+        panel=INPUTS,
+        metavar="FILE",
+        text="With --over width: what networks are fused on, as --samples of merge; not what they "
+        "are measured on.",
+        said="made up, as by merge --synthetic",
+        common=True,
+    )
+    num_inputs: int | None = option(
+        None,
+        "--num-inputs",
+        panel=INPUTS,
+        kind=int,
+        metavar="N",
+        text="How many of these are drawn, by seed.",
+        said="as merge --num-samples",
+        low=1,
     )
 
 

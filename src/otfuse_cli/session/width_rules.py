@@ -35,7 +35,7 @@ def asked_width(request: MergeRequest, weights: Sequence[float], rules: Rules) -
     for where, factor in named.items():
         _require_factor(where, factor, parents)
     if not request.has_inputs:
-        _require_whole(width, named, request)
+        _require_whole(width, named)
     return width
 
 
@@ -76,14 +76,16 @@ def _require_factor(where: str, factor: float, parents: int) -> None:
         )
 
 
-def _require_whole(width: Width, named: dict[str, float], request: MergeRequest) -> None:
+def _require_whole(width: Width, named: dict[str, float]) -> None:
     """Without inputs nothing can be left out: nobody knows what it is made up for by."""
     if width.whole and width.multiple == 1:
         return
     where = next((w for w, factor in named.items() if factor < width.parents), None)
+    if where is None and width.whole:
+        where = f"--width-multiple {width.multiple}"
     raise UsageError(
         "this width needs inputs",
-        where=where or f"--width-multiple {request.width_multiple}",
+        where=where or "--layer: the others keep the anchor's width",
         why=f"without inputs all units of all {width.parents} checkpoints stay, and nothing else "
         "is exact",
         fix=f"use --width {width.parents} alone, or add --arch with --samples FILE or --synthetic",
