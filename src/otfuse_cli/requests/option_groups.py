@@ -467,7 +467,7 @@ class WidthOptions(Options):
         text="Joint fusion into a network F times as wide as the anchor: up to the number of "
         "checkpoints, where it is the mean of their logits, without inputs too. Other kinds of "
         "--blend have the anchor's widths.",
-        said="1",
+        said="the anchor's",
         low=0,
         above=True,
         common=True,
@@ -487,7 +487,6 @@ class WidthOptions(Options):
         kind=int,
         metavar="N",
         text="With --width: numbers of units are made multiples of N.",
-        said="1",
         low=1,
     )
 

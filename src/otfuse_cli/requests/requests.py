@@ -329,7 +329,7 @@ class CurveRequest(
         panel=FUSION,
         metavar="F,F...",
         text="Widths of a curve over them, relative to the last checkpoint.",
-        said="from 1 to the number of checkpoints, by a quarter",
+        said="from the last checkpoint's to that of all together, by a quarter",
         common=True,
     )
     inputs: SampleSource | None = option(

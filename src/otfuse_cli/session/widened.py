@@ -16,7 +16,7 @@ from torch import Tensor
 from ..checkpoint.config import read_config
 from ..checkpoint.open import Checkpoint
 from ..checkpoint.resized import Resized
-from ..errors import IncompatibleModels, SolveFailed
+from ..errors import IncompatibleModels, SolveFailed, few
 from ..fusion.side_by_side import beside_one_another, require_independent, whole_union
 from ..fusion.widths import SpaceWidth, Width, space_widths
 from ..graph.model import LayerGraph, Role
@@ -134,8 +134,8 @@ def widen(
     if not parents.complete or parents.kept:
         raise IncompatibleModels(
             "models that differ in their tensors have no common width",
-            where="--width",
-            why="what one of them lacks has no place beside the others",
+            where=few(sorted(parents.kept)) or "--width",
+            why="what stays the anchor's, or what a model lacks, has no place beside the others",
             fix="leave out --width, or fuse models with the same tensors",
         )
     models = sorted(parents.models, key=lambda m: m.index != named)
