@@ -6,11 +6,11 @@ no tensors (docs/methods/joint.md, Wider).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from ..graph.analysis.named_units import amounts_by_name, names_of
-from ..graph.model import LayerGraph
+from ..graph.model import LayerGraph, Role
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ def space_widths(
 ) -> tuple[SpaceWidth, ...]:
     """Units of every free space in the result, in processing order.
 
-    Heads and groups count as wholes; what is inside them stays as it is.
+    Heads and groups count as wholes; what is inside them stays as it is. A stream that is as wide
+    as all heads of every layer together stays so: what builds such a network knows one of the two.
 
     Args:
         anchor: Its graph, whose sizes factors are of.
@@ -67,17 +68,41 @@ def space_widths(
     free = [space for space in anchor.free() if space.per is None]
     names = {s.id: names_of(anchor, s.id) for s in free if anchor.producers(s.id)}
     factors = amounts_by_name(anchor, width.layers, names, action="widened")
-    widths: list[SpaceWidth] = []
+    by_space: dict[str, SpaceWidth] = {}
     for space in free:
         union = sum(graph.spaces[space.id].size for graph in parents)
-        most = union - union % width.multiple or union
+        multiple = 1 if space.id in anchor.indices else width.multiple
+        most = union - union % multiple or union
         factor, units = factors.get(space.id, width.factor), most
         if factor < width.parents:
-            units = _rounded(factor * space.size, width.multiple)
-        widths.append(
-            SpaceWidth(space.id, space.size, union, min(units, most), capped=units > most)
+            units = _rounded(factor * space.size, multiple)
+        by_space[space.id] = SpaceWidth(
+            space.id, space.size, union, min(units, most), capped=units > most
         )
-    return tuple(widths)
+    for id in sorted(by_space.keys() - factors.keys() - anchor.indices):
+        stream = _as_heads(anchor, by_space, id)
+        if stream is not None:
+            by_space[id] = replace(by_space[id], units=min(stream, by_space[id].union))
+    return tuple(by_space.values())
+
+
+def _as_heads(graph: LayerGraph, widths: Mapping[str, SpaceWidth], space: str) -> int | None:
+    """Units of a space that has as many as the heads of every layer together; None for others."""
+    wanted: set[int] = set()
+    for name, index in _reads_of_heads(graph):
+        axis = graph.tensors[name].dims(index, Role.CONSUME)[0]
+        length, heads = graph.tensors[name].shape[axis], graph.spaces[index].size
+        if length != graph.spaces[space].size:
+            return None
+        wanted.add(length // heads * widths[index].units)
+    return wanted.pop() if len(wanted) == 1 else None
+
+
+def _reads_of_heads(graph: LayerGraph) -> Iterator[tuple[str, str]]:
+    """Tensors that read what heads put out, and the space of those heads."""
+    for index in sorted(graph.indices):
+        for name in graph.consumers(index):
+            yield name, index
 
 
 def _rounded(units: float, multiple: int) -> int:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..errors import UsageError
+from ..errors import IncompatibleModels, UsageError
 from ..fusion.selection import Selection
+from ..graph.analysis.streams import has_heads
 from ..matching.models import Model
 from ..requests.recipe import Recipe
 from ..requests.requests import FusionOptions, ImproveOptions
-from ..running.architecture import require_network
+from ..running.architecture import Architecture, require_network
 from ..runtime import Runtime, reuse_freed_memory
 from .architectures import arch_of_each
 from .input_rules import require_no_fits, require_no_inputs
@@ -167,6 +168,7 @@ def add_network(bench: Bench, parents: Parents) -> Bench:
             graph=architecture.graph,
         )
         source = f"--width: {architecture.graph.source}"
+        _require_heads(architecture, model)
         _require_one_network(source, program, bench.programs[named], "use another --width")
     return replace(
         bench,
@@ -175,6 +177,29 @@ def add_network(bench: Bench, parents: Parents) -> Bench:
         weights=(*bench.weights, 0.0),
         parents=parents,
     )
+
+
+def _require_heads(architecture: Architecture, model: Model) -> None:
+    """Refuse code that makes other heads of these widths than are meant.
+
+    Raises:
+        IncompatibleModels: It does, or doesn't say.
+    """
+    from ..running.runnable import sizes_at
+
+    if not has_heads(model.graph):
+        return
+    sizes = sizes_at(architecture, dict(_shapes(model)))
+    for id, size in model.graph.sizes.items():
+        made = None if sizes is None else sizes[id]
+        if made != size:
+            raise IncompatibleModels(
+                "the network makes other heads of these widths",
+                where=f"space {id}: {made} units, {size} are meant",
+                why="its code fixes how many there are",
+                fix="let the factory take the checkpoint's shapes (def make_net(shapes): ...), or "
+                "keep the heads: --layer NAME=1",
+            )
 
 
 def _require_one_network(where: str, program: Program, anchors: Program, fix: str) -> None:
