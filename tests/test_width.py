@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -161,6 +162,56 @@ def test_with_inputs_all_units_give_the_mean_too():
         said = with_tensors(parents[0], fused).eval()(x)
         mean = (parents[0](x) + parents[1](x)) / 2
     torch.testing.assert_close(said, mean, rtol=0, atol=1e-5 * float(mean.abs().max()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vit", "llama"])
+def test_a_transformer_with_itself_keeps_its_function_and_has_its_config(name, tmp_path):
+    from test_joint_streams import inputs_for
+    from test_orthogonal import folder, made
+
+    transformers = pytest.importorskip("transformers")
+    arch, out = folder(name, tmp_path), tmp_path / "wide"
+    source = Path(arch.removeprefix("hf:"))
+    _, report = otfuse_cli.merge(
+        source, source, arch=arch, samples=inputs_for(name), width=1.5, output=out
+    )
+    config = json.loads((out / "config.json").read_text())
+    assert (config["hidden_size"], config["num_attention_heads"]) == (48, 6)
+    assert any("config.json of the output says" in warning for warning in report.warnings)
+    module, inputs = made(name)
+    wide = getattr(transformers, type(module).__name__).from_pretrained(out).eval()
+    with torch.no_grad():
+        old, new = module(**inputs)[0], wide(**inputs)[0]
+    torch.testing.assert_close(new, old, rtol=0, atol=1e-4 * float(old.abs().max()))
+    assert otfuse_cli.inspect(out).graph.spaces
+
+
+def test_code_that_makes_other_heads_is_refused():
+    class Heads(nn.Module):
+        """Four heads of whatever width there is, on a stream that stays in place."""
+
+        def __init__(self):
+            super().__init__()
+            self.q, self.k, self.v = (nn.Linear(8, 16) for _ in range(3))
+            self.out, self.head = nn.Linear(16, 8), nn.Linear(8, 3)
+
+        def forward(self, x):
+            q, k, v = (
+                m(x).unflatten(-1, (4, -1)).transpose(1, 2) for m in (self.q, self.k, self.v)
+            )
+            y = nn.functional.scaled_dot_product_attention(q, k, v)
+            return self.head(x + self.out(y.transpose(1, 2).flatten(2))).mean(1)
+
+    states = [Heads().state_dict() for _ in range(2)]
+    with pytest.raises(IncompatibleModels, match="makes other heads") as raised:
+        otfuse_cli.merge(
+            *states,
+            width=1.5,
+            arch=lambda: (Heads(), torch.randn(4, 5, 8)),
+            samples={"x": torch.randn(40, 5, 8)},
+        )
+    assert "take the checkpoint's shapes" in raised.value.fix
 
 
 def test_more_width_agrees_more():

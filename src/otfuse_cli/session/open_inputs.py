@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 LEAST_SAMPLES = 25
 REAL, SYNTHETIC = 400, 2_000
 
+# What to do where code fixes widths that `--width` changes.
+_OWN_WIDTH = (
+    "let the factory take the checkpoint's shapes, and build the network for them: def "
+    "make_net(shapes): ...; or widen only what its code takes: --layer NAME=F without --width"
+)
+
 
 def open_bench(
     parents: Parents,
@@ -160,13 +166,17 @@ def add_network(bench: Bench, parents: Parents) -> Bench:
     tensors = {**bench.tensors, model.index: _tensors(model)}
     program = bench.programs[named]
     if _shapes(model) != _shapes(parents.models[named]):
-        program = runnable(
-            architecture,
-            bench.samples,
-            device=bench.runtime.device,
-            read=tensors[model.index],
-            graph=architecture.graph,
-        )
+        try:
+            program = runnable(
+                architecture,
+                bench.samples,
+                device=bench.runtime.device,
+                read=tensors[model.index],
+                graph=architecture.graph,
+            )
+        except IncompatibleModels as error:
+            error.fix = _OWN_WIDTH
+            raise
         source = f"--width: {architecture.graph.source}"
         _require_heads(architecture, model)
         _require_one_network(source, program, bench.programs[named], "use another --width")
@@ -197,8 +207,7 @@ def _require_heads(architecture: Architecture, model: Model) -> None:
                 "the network makes other heads of these widths",
                 where=f"space {id}: {made} units, {size} are meant",
                 why="its code fixes how many there are",
-                fix="let the factory take the checkpoint's shapes (def make_net(shapes): ...), or "
-                "keep the heads: --layer NAME=1",
+                fix=_OWN_WIDTH,
             )
 
 
