@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from .. import __version__
@@ -11,6 +11,7 @@ from ..errors import UsageError
 from ..plot.charts import LineChart, Picture, Series, Style
 from ..plot.save import check_plot, write_picture
 from ..report.records import Report
+from ..requests.recipe import Recipe
 from ..requests.requests import CurveRequest, MergeRequest
 from ..running.architecture import module_state
 from ..running.evaluation import Score
@@ -42,7 +43,7 @@ def run_width_curve(request: CurveRequest, progress: Progress) -> Report:
         OtfuseError: See docs/exit-codes.md.
     """
     count = len(request.checkpoints)
-    _require_sources(request)
+    _check(request)
     watch, device = Stopwatch(), resolve_device(request.device)
     with open_checkpoints(request.checkpoints, request.key) as checkpoints:
         with watch("graph"):
@@ -97,12 +98,23 @@ def run_width_curve(request: CurveRequest, progress: Progress) -> Report:
     )
 
 
-def _require_sources(request: CurveRequest) -> None:
+def _check(request: CurveRequest) -> None:
+    """Refuse what can't be meant, and a picture that can't be drawn, before any work is done."""
     if len(request.checkpoints) < 2:
         raise UsageError(
             "nothing to fuse at several widths",
             where="CKPT CKPT...",
             fix="name two or more; widths are relative to the last one",
+        )
+    matching = [f.name for f in fields(Recipe) if f.name != "seed"]
+    given = [name for name in matching if getattr(request, name, None) is not None]
+    if given or request.paper:
+        flag = f"--{given[0].replace('_', '-')}" if given else "--paper"
+        raise UsageError(
+            f"{flag} means nothing along widths",
+            where="--over width",
+            why="joint fusion matches no units",
+            fix="leave it out",
         )
     if request.plot is not None:
         check_plot(request.plot, overwrite=request.overwrite)
