@@ -4,7 +4,7 @@ What a layer of a parent reads are its own parent's units, so that weights betwe
 blocks on a diagonal. All read the same input, and the output layer adds up what each says, times
 its weight: its logits are the weighted mean of theirs (docs/methods/joint.md, Wider). That takes
 units that are computed one by one from what a layer hands them: whatever looks at several of them
-at once (a LayerNorm, a softmax, heads) would look at those of other parents too.
+at once (a LayerNorm, a softmax) would look at those of other parents too.
 """
 
 from __future__ import annotations
@@ -44,9 +44,14 @@ def require_independent(graph: LayerGraph, parents: Sequence[Model]) -> None:
 
 
 def beside_one_another(graph: LayerGraph, parents: Sequence[Model]) -> list[Alignment]:
-    """Where the units of each parent go: behind those of the parents before it."""
+    """Where the units of each parent go: behind those of the parents before it.
+
+    Heads and groups go as wholes; what is inside them stays where it is.
+    """
     maps: list[dict[str, Beside]] = [{} for _ in parents]
     for space in graph.free():
+        if space.per is not None:
+            continue
         counts = [model.graph.spaces[space.id].size for model in parents]
         for at, count in enumerate(counts):
             maps[at][space.id] = Beside(count, sum(counts[:at]), sum(counts))
@@ -74,8 +79,9 @@ def whole_union(
 def _obstacles(graph: LayerGraph, parents: Sequence[Model]) -> Iterator[tuple[str, str]]:
     """Where, and why."""
     for space in graph.free():
-        if space.per is not None:
-            yield f"space {space.per}", "heads and groups are read and normed as wholes"
+        sizes = {model.graph.spaces[space.id].size for model in parents}
+        if space.per is not None and len(sizes) > 1:
+            yield f"space {space.id}", "heads or groups of different widths"
     for derived in graph.derived:
         yield derived.tensors[0], f"it is a function of {derived.source}, of all units at once"
     for _, _, said in graph.outputs:
