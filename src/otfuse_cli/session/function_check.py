@@ -177,7 +177,8 @@ def check_fused_outputs(parents: Parents, fused: Fused) -> tuple[str, ...]:
     # Some networks mark what they rule out by infinities: the anchor shows which.
     given = parents.models[parents.named_anchor]
     model = whole if parents.given_anchor is None else given
-    expected = _outputs(_network_of(of_anchor, parents, model.stored), of_anchor, model.stored)
+    of_model = parents.architecture(parents.named_anchor)
+    expected = _outputs(_network_of(of_model, parents, model.stored), of_model, model.stored)
     if not any(
         bool((torch.isfinite(b) & ~torch.isfinite(a)).any())
         for a, b in zip(outputs, expected, strict=True)

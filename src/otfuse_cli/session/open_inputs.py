@@ -162,7 +162,7 @@ def add_network(bench: Bench, parents: Parents) -> Bench:
     from ..running.runnable import runnable
 
     model, named = parents.anchor, parents.named_anchor
-    architecture = parents.shared_architecture
+    architecture = parents.architecture(model.index)
     tensors = {**bench.tensors, model.index: _tensors(model)}
     program = bench.programs[named]
     if _shapes(model) != _shapes(parents.models[named]):
@@ -172,12 +172,12 @@ def add_network(bench: Bench, parents: Parents) -> Bench:
                 bench.samples,
                 device=bench.runtime.device,
                 read=tensors[model.index],
-                graph=architecture.graph,
+                graph=parents.shared_architecture.graph,
             )
         except IncompatibleModels as error:
             error.fix = _OWN_WIDTH
             raise
-        source = f"--width: {architecture.graph.source}"
+        source = f"--width: {parents.shared_architecture.graph.source}"
         _require_heads(architecture, model)
         _require_one_network(source, program, bench.programs[named], "use another --width")
     return replace(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from torch import Tensor
 from ..checkpoint.config import read_config
 from ..checkpoint.open import Checkpoint
 from ..checkpoint.resized import Resized
-from ..errors import IncompatibleModels, SolveFailed, few
+from ..errors import IncompatibleModels, OtfuseError, SolveFailed, few
 from ..fusion.side_by_side import beside_one_another, require_independent, whole_union
 from ..fusion.widths import SpaceWidth, Width, space_widths
+from ..graph.analysis.agreement import agreed_sizes
 from ..graph.model import LayerGraph, Role
 from ..graph.sizes import at_sizes
 from ..matching.models import Model
@@ -26,8 +28,11 @@ from ..pruning.advice import Advice, advice
 from ..pruning.compact import parameters
 from ..report.records import Checks, Widened, WidenedSpace
 from ..running.arch_value import Arch
+from ..running.architecture import Architecture
 from ..running.factory import factory_arguments
+from ..running.user_code import hugging_face
 from .architectures import built_from
+from .find_architecture import find_architecture, library_arch_of
 from .function_check import declared, reordered_change
 from .outputs import folder_config
 from .parents import Parents
@@ -145,6 +150,10 @@ def widen(
     resized = _resized(parents.whole.checkpoint, graph)
     wide = Model(len(parents.models), resized, graph, given.device)
     changes, config, said = _changes(given, graph, arch, output)
+    separate = dict(parents.own_architectures)
+    own = _configured(parents, arch, resized, graph, changes)
+    if own is not None:
+        separate[wide.index] = own
     capped = [w.space for w in widths if w.capped]
     remarks = [f"no more units than all checkpoints have: {', '.join(capped)}"] if capped else []
     stored_like = parents.stored_like
@@ -157,6 +166,7 @@ def widen(
             whole=wide,
             stored_like=None if stored_like is None else _resized(stored_like, graph, parents),
             config={**(parents.config or {}), **config} or None,
+            own_architectures=separate,
         ),
         tuple(models),
         tuple(weights[model.index] for model in models),
@@ -164,6 +174,29 @@ def widen(
         changes,
         (*remarks, *said),
     )
+
+
+def _configured(
+    parents: Parents, arch: Arch, resized: Checkpoint, graph: LayerGraph, changes: Advice
+) -> Architecture | None:
+    """The network built with the new sizes in its config.json; None where that can't say them.
+
+    Code that fixes widths takes them from there.
+    """
+    network = parents.shared_architecture.network
+    named = library_arch_of(parents.anchor.checkpoint, arch)
+    if network is None or not changes.config or not str(named).startswith("hf:"):
+        return None
+    folder = Path(str(named).removeprefix("hf:"))
+    try:
+        described = find_architecture(
+            resized, partial(hugging_face, folder, sizes=changes.config), untied=network.untied
+        )
+        sizes = agreed_sizes(described.graph, graph, label="--width", anchor_label="the anchor")
+    except OtfuseError:
+        return None  # the anchor's own code may take these widths
+    fits = all(sizes[space.id] == space.size for space in graph.free() if space.id in sizes)
+    return described if fits else None
 
 
 def _resized(checkpoint: Checkpoint, graph: LayerGraph, parents: Parents | None = None) -> Resized:
