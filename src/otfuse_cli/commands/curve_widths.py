@@ -19,6 +19,7 @@ from ..runtime import Progress, Stopwatch, peak_rss_bytes, resolve_device
 from ..session.architectures import arch_of_each, arch_record
 from ..session.graph_records import graph_record
 from ..session.parents import Parents, assemble, open_checkpoints
+from ..session.widened import wide_architecture
 from .evaluate import Evaluator, distinct, finite, measured_on, measures, remarks, set_up, together
 from .merge import merge_tensors
 
@@ -147,8 +148,10 @@ def _point(request: CurveRequest, parents: Parents, bench: Evaluator, width: flo
     )
     tensors, report = merge_tensors(merge)
     assert report.widened is not None
-    of_anchor = parents.shared_architecture
-    wide = replace(bench, network=network_at(of_anchor, tensors))
+    arch = arch_of_each(request.arch, len(request.checkpoints))[-1]
+    sizes = {space.id: space.units for space in report.widened.spaces}
+    architecture = wide_architecture(parents, arch, sizes)
+    wide = replace(bench, network=network_at(architecture, tensors), names=architecture.names)
     score = wide.score(module_state(wide.network, wide.names, tensors.__getitem__))
     return _Point(score, report.widened.parameters, report.warnings)
 

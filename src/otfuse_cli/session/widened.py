@@ -176,6 +176,21 @@ def widen(
     )
 
 
+def wide_architecture(parents: Parents, arch: Arch, sizes: Mapping[str, int]) -> Architecture:
+    """What runs a network that has the anchor's graph at other sizes.
+
+    Args:
+        parents: Whose anchor it is like.
+        arch: What `--arch` says of that.
+        sizes: Units by space.
+    """
+    anchor = parents.anchor
+    graph = at_sizes(anchor.graph, sizes)
+    changes = advice(anchor.graph, graph, config=built_from(arch, anchor.checkpoint.path))
+    resized = _resized(parents.whole.checkpoint, graph)
+    return _configured(parents, arch, resized, graph, changes) or parents.shared_architecture
+
+
 def _configured(
     parents: Parents, arch: Arch, resized: Checkpoint, graph: LayerGraph, changes: Advice
 ) -> Architecture | None:
