@@ -337,7 +337,15 @@ class Ending(nn.Module):
         return self.end(self, self.last(self.first(x).relu()))
 
 
+class Centred(nn.Module):
+    """Units less their mean."""
+
+    def forward(self, x):
+        return x - x.mean(-1, keepdim=True)
+
+
 REFUSED = {
+    "mean": (lambda at: two_layers(Centred()), "space 0.weight:0", "a mean over units"),
     "layer norm": (lambda at: two_layers(nn.LayerNorm(8)), "space 0.weight:0", "layer norm"),
     "group norm": (
         lambda at: two_layers(nn.GroupNorm(2, 8)),
@@ -350,7 +358,7 @@ REFUSED = {
         "outputs differ from the models' mean",
         "its outputs' scale",
     ),
-    "mean over units": (
+    "mean over outputs": (
         lambda at: Ending(lambda net, y: y + net.first.weight.new_ones(1) * y.square().mean()),
         "outputs differ from the models' mean",
         "several units",

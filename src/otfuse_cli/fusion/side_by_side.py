@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import IncompatibleModels
 from ..graph.axes import Axis, Cat, axis_units, units_of
-from ..graph.model import PINNED, LayerGraph, OpKind, Role
+from ..graph.model import PINNED, LayerGraph, Op, OpKind, Role
 from ..matching.alignment import Alignment
 from ..matching.apply import transport
 from ..matching.models import Model
@@ -87,15 +87,28 @@ def _obstacles(graph: LayerGraph, parents: Sequence[Model]) -> Iterator[tuple[st
     for _, _, said in graph.outputs:
         yield f"space {said}", "outputs of free units would be side by side, not their mean"
     for op in graph.ops:
-        free = [unit for unit in units_of(op.reads) if graph.spaces[unit].pinned is None]
-        if op.kind is OpKind.NORM and op.detail not in _EACH and free:
-            yield f"space {free[0]}", f"{op.name}: a {op.detail} norm takes statistics over units"
-        if op.detail == "softmax" and free:
-            yield f"space {free[0]}", f"{op.name}: a softmax compares units with one another"
+        yield from _of_operation(graph, op)
     for tensor in graph.tensors.values():
         for axis in tensor.axes:
             yield from _of_axis(graph, tensor.name, axis.expr, axis.roles)
     yield from _added_up(graph, parents)
+
+
+def _of_operation(graph: LayerGraph, op: Op) -> Iterator[tuple[str, str]]:
+    """Operations that look at several units at once."""
+    free = [unit for unit in units_of(op.reads) if graph.spaces[unit].pinned is None]
+    if not free:
+        return
+    if op.kind is OpKind.NORM and op.detail not in _EACH:
+        yield f"space {free[0]}", f"{op.name}: a {op.detail} norm takes statistics over units"
+    if op.detail == "softmax":
+        yield f"space {free[0]}", f"{op.name}: a softmax compares units with one another"
+    # A mean, a largest one, an inner product of two values; layers have tensors, heads are apart.
+    written = () if op.writes is None else axis_units(op.writes)
+    inside = {space.id for space in graph.free() if space.per is not None} | graph.indices
+    gone = [unit for unit in free if unit not in written and unit not in inside]
+    if gone and not op.tensors:
+        yield f"space {gone[0]}", f"{op.name}: a {op.detail} over units"
 
 
 def _of_axis(

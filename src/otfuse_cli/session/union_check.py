@@ -61,7 +61,7 @@ def union_change(
 
     try:
         return in_double(change, failures=(RuntimeError, ValueError)), ()
-    except (RuntimeError, IncompatibleModels) as error:
+    except (RuntimeError, ValueError, IncompatibleModels) as error:
         return None, (f"the function was not checked: {first_line(error)}",)
 
 
