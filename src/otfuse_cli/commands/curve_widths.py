@@ -62,7 +62,10 @@ def run_width_curve(request: CurveRequest, progress: Progress) -> Report:
             inputs = tuple(c.record() for c in checkpoints)
         with watch("evaluate"):
             own = {at: bench.of(of_model) for at, of_model in parents.own_architectures.items()}
-            benches = [own.get(model.index, bench) for model in parents.models]
+            benches = [
+                own.get(model.index, bench).at_widths_of(model, parents.architecture(model.index))
+                for model in parents.models
+            ]
             names = distinct([c.label for c in checkpoints])
             alone = together(benches, names, parents.models, progress)
     points, widths = {}, _widths(request)
