@@ -267,3 +267,26 @@ def test_wrong_inputs(cli, work, line, code, words):
     assert done.out == ""
     for word in words:
         assert word in done.err, done.err
+
+
+def test_a_module_says_the_widths_of_its_checkpoint():
+    """A LayerNorm and grouped convolutions hold their width in the module too."""
+
+    class Net(nn.Module):
+        def __init__(self, wide=4):
+            super().__init__()
+            self.stem = nn.Conv2d(3, wide, 1)
+            self.depth = nn.Conv2d(wide, wide, 3, groups=wide)
+            self.norm, self.head = nn.LayerNorm(wide), nn.Linear(wide, 2)
+
+        def forward(self, x):
+            return self.head(self.norm(self.depth(self.stem(x)).mean((2, 3))))
+
+    torch.manual_seed(0)
+    wide, x = Net(6).eval(), torch.randn(20, 3, 5, 5)
+    with torch.no_grad():
+        y = wide(x).argmax(1)
+    report = otfuse_cli.evaluate(
+        wide.state_dict(), Net().state_dict(), arch=lambda: (Net(), x[:2]), samples=(x, y)
+    )
+    assert next(iter(report.evaluation["accuracy"].values())) == 100

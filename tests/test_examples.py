@@ -171,6 +171,33 @@ def test_different_widths(mnist, data, trained):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    ("hidden", "floors"),
+    [
+        ((40, 20, 10), {1.25: 95.0, 1.5: 95.2, 1.75: 95.7, 2.0: 95.9}),
+        ((200, 100, 50), {1.25: 96.45, 2.0: 96.6}),
+    ],
+    ids=["narrow", "usual"],
+)
+def test_wider_than_the_parents(hidden, floors, mnist, data, trained):
+    """Joint fusion at several widths, 2,000 inputs; at twice the width it is the ensemble."""
+    wanted = [mnist.Student(at, at) for at in range(2)]
+    pair = mnist.students(quick(mnist, hidden), wanted, data, trained)
+    test, inputs = mnist.load(data, "test"), mnist.load(data, "train").images
+    alone = [mnist.accuracy(parent, test) for parent in pair]
+    found = {}
+    for width in floors:
+        fused, _ = otfuse_cli.merge(
+            *pair, width=width, arch="mlp", samples={"x": inputs}, num_samples=2_000
+        )
+        found[width] = mnist.accuracy(fused, test)
+    exact, _ = otfuse_cli.merge(*pair, width=2)
+    assert mnist.accuracy(exact, test) == pytest.approx(found[2.0], abs=0.02)
+    assert all(found[width] >= floor for width, floor in floors.items()), (alone, found)
+    assert found[2.0] > max(alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("source", "anchor"),
     [((200, 100, 50), (200, 100, 50)), ((200, 100, 50), (40, 20, 10)), ((40, 20, 10),) * 2],
     ids=["equal", "narrower", "narrow"],

@@ -102,6 +102,12 @@ CASES = {
         [(1, 28, 28), [1, 28, 28], torch.Size([1, 28, 28]), np.array([1, 28, 28]), "1,28,28"],
     ),
     "num_samples": NUMBER,
+    "num_inputs": NUMBER,
+    "inputs": ("x.npz", ["x.npz"]),
+    "width": REAL,
+    "width_multiple": NUMBER,
+    "widths": ("1,1.5", [(1, 1.5), [1, Fraction(3, 2)], np.array([1, 1.5]), "1,1.5"]),
+    "over": choice("width"),
     "batch": NUMBER,
     "steps": NUMBER,
     "synthetic_steps": NUMBER,
@@ -179,7 +185,9 @@ def test_none_stands_for_an_option_that_was_not_given(verb, name):
 WRONG = [object(), b"bytes", 3j, [object()], {"x": object()}, {1: {2: 3}}, [[0.5], [0.5]], ""]
 
 
-@pytest.mark.parametrize(("verb", "name"), [f for f in FIELDS if f[1] not in ("samples", "key")])
+@pytest.mark.parametrize(
+    ("verb", "name"), [f for f in FIELDS if f[1] not in ("samples", "inputs", "key")]
+)
 def test_what_can_not_be_meant_is_a_usage_error(verb, name):
     """Flags and numbers are no text, texts no numbers; nothing else is taken for either."""
     plain = CASES[name][0]

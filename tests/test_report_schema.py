@@ -57,6 +57,7 @@ def test_full_and_empty_reports():
         (records.Estimate, "estimate"),
         (records.Checks, "checks"),
         (records.Pruning, "pruning"),
+        (records.Widened, "widened"),
         (records.PrunedSpace, "pruned_space"),
         (records.PrunedLayer, "pruned_layer"),
     ],
@@ -113,6 +114,7 @@ def whole_report():
             (records.PrunedLayer("fc1", 8, 4, 0.5),),
             ("hidden_size: 2",),
         ),
+        widened=records.Widened(10, 20, (records.WidenedSpace("h1", 4, 8, 6),), ("fc1: 6",)),
     )
 
 
@@ -145,7 +147,7 @@ def changed(path, value):
         ("recipe.anchor", -1),
         ("recipe.arch", ["mlp"]),
         ("recipe.amount", 1),
-        ("recipe.layer.fc1", 1),
+        ("recipe.layer.fc1", -1),
         ("recipe.weights.0", 1.5),
         ("recipe.input_shape.0", 0),
         ("recipe.num_samples", 0),
@@ -180,6 +182,8 @@ def changed(path, value):
         ("pruning.sparsity", 1.5),
         ("pruning.spaces.0.units", 0),
         ("pruning.layers.0.kept", -1),
+        ("widened.parameters", -1),
+        ("widened.spaces.0.units", 0),
         ("evaluation.accuracy", {"a": "good"}),
         ("evaluation.accuracy", [1]),
         ("warnings", None),
@@ -287,7 +291,7 @@ def test_docs_name_every_key():
 
 def test_reports_of_the_first_release_can_be_read():
     later = {"differences": (), "pairs": (), "estimate": None}
-    later |= {"steps": (), "yardsticks": (), "refits": (), "pruning": None}
+    later |= {"steps": (), "yardsticks": (), "refits": (), "pruning": None, "widened": None}
     data = make_report(**later).to_dict()
     for name in later:
         del data[name]
@@ -346,7 +350,7 @@ def test_a_broken_report_says_where(path, value, place):
 
 def test_what_every_report_has_is_required():
     first = set(SCHEMA["required"]) - {"schema", "steps", "refits", "pruning", "yardsticks"}
-    for name in first - {"differences", "pairs", "estimate"}:
+    for name in first - {"differences", "pairs", "estimate", "widened"}:
         data = make_report().to_dict()
         del data[name]
         with pytest.raises(ValueError, match=f"broken report: .*`{name}`"):

@@ -183,12 +183,13 @@ def evaluate(*checkpoints: Source, samples: Any, **options: Any) -> Report:
     return verb(keywords.request(EvaluateRequest, **options))
 
 
-def curve(source: Source, anchor: Source, *, samples: Any, **options: Any) -> Report:
+def curve(source: Source, anchor: Source, *others: Source, samples: Any, **options: Any) -> Report:
     """Measure what lies between two models; the numbers are in the report's `evaluation`.
 
     Args:
         source: Path or state dict; it is aligned to the anchor.
         anchor: Path or state dict; it has the weight 1 at the end of the curve.
+        others: More of them, for `over="width"`, whose widths are relative to the last.
         samples: As for `evaluate`.
         options: Fields of `CurveRequest`, for example `steps=21`.
 
@@ -199,5 +200,5 @@ def curve(source: Source, anchor: Source, *, samples: Any, **options: Any) -> Re
     from .requests import keywords
     from .requests.requests import CurveRequest
 
-    options |= {"checkpoints": (source, anchor), "samples": samples}
+    options |= {"checkpoints": (source, anchor, *others), "samples": samples}
     return verb(keywords.request(CurveRequest, **options))

@@ -86,6 +86,7 @@ def _command(
     MergeRequest,
     "otfuse merge a.pt b.pt -o fused.pt --align wts",
     "otfuse merge a.safetensors b.safetensors -o fused.safetensors --weights 0.7,0.3",
+    "otfuse merge a.pt b.pt -o ensemble.pt --width 2",
     required=("output",),
 )
 def merge_command(request: MergeRequest, progress: Progress) -> Report:
@@ -209,12 +210,14 @@ def evaluate_command(request: EvaluateRequest, progress: Progress) -> Report:
     CurveRequest,
     "otfuse curve a.pt b.pt --arch net.py:make_net --samples test.npz",
     "otfuse curve a.pt b.pt --arch mlp --samples test.npz --paper --plot curve.png",
+    "otfuse curve a.pt b.pt --over width --inputs x.npz --arch net.py:make_net --samples test.npz",
 )
 def curve_command(request: CurveRequest, progress: Progress) -> Report:
     """Measure what lies between two checkpoints, for weights from 0 to 1 of the second one.
 
     The plain average beside the fused one (aligned once), and the loss barrier of both: how far
-    the loss rises above the line between the ends.
+    the loss rises above the line between the ends. Or, --over width, what joint fusion makes of
+    all checkpoints at several widths, beside each and their ensemble.
     """
     from ..commands.curve import run_curve as verb
 

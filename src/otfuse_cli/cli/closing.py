@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from .tables import quantity
 
 if TYPE_CHECKING:
-    from ..report.records import Report, SpaceRecord
+    from ..report.records import Report, SpaceRecord, Widened
 
 _FUSIONS = ("merge", "prune-fuse")
 
@@ -30,12 +30,22 @@ def closing(report: Report) -> str | None:
 
 
 def _matched(report: Report) -> str:
+    if report.widened is not None:
+        return _chosen(report.widened)
     if not report.spaces:
         plain = report.recipe.get("align") == "none"
         return "Nothing was matched" + ": tensors were averaged as they stood" * plain
     units = sum(space.sizes[1] for space in report.spaces)
     text = f"{quantity(units, 'unit')} in {quantity(len(report.spaces), 'space')}"
     return f"{text} {'was' if units == 1 else 'were'} matched{_nearer(report.spaces)}"
+
+
+def _chosen(widened: Widened) -> str:
+    """How many units of all checkpoints are in a result with widths of its own."""
+    units, together = (sum(getattr(s, at) for s in widened.spaces) for at in ("units", "together"))
+    if units == together:
+        return "All units of all checkpoints stand side by side: the mean of their logits"
+    return f"{units} of the {together} units of all checkpoints were chosen, none averaged"
 
 
 def _nearer(spaces: tuple[SpaceRecord, ...]) -> str:
@@ -60,7 +70,7 @@ def _nearer(spaces: tuple[SpaceRecord, ...]) -> str:
 
 def _next(report: Report) -> str:
     measure = "measure the result with otfuse eval"
-    if report.recipe.get("samples") or report.recipe.get("synthetic"):
+    if report.widened is not None or report.recipe.get("samples") or report.recipe.get("synthetic"):
         return f"Next: {measure}"
     return (
         "Next: give inputs, real (--samples FILE) or made up (--synthetic), with --arch, which "

@@ -16,7 +16,7 @@ import typer
 
 from ..output_names import parse_size
 from ..requests.option import OUTPUT, Option, Options, option_of, switch
-from ..requests.option_text import parse_shape, parse_shares, parse_weights
+from ..requests.option_text import parse_shape, parse_shares, parse_weights, parse_widths
 from ..requests.tensor_weights import read_weights
 
 # Options that may be repeated, as INDEX=VALUE (`requests/indexed_option.py`).
@@ -134,6 +134,8 @@ def build_request(request_type: Callable[..., Any], keywords: Mapping[str, Any])
         text = values["weights"]
         by_file = text.endswith((".yaml", ".yml"))
         values["weights"] = read_weights(Path(text)) if by_file else parse_weights(text)
+    if values.get("widths") is not None:
+        values["widths"] = parse_widths(values["widths"])
     if values.get("input_shape") is not None:
         values["input_shape"] = parse_shape(values["input_shape"])
     if values.get("shard_size") is not None:

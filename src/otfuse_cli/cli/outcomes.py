@@ -12,7 +12,7 @@ from .tables import Look, as_text, bar, clean, new_table, number
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..report.records import Report
+    from ..report.records import Report, Widened
 
 # Whose defaults a report's recipe is compared with; those of a merge for the others.
 _REQUESTS: Mapping[str, type] = {
@@ -95,6 +95,16 @@ def pruned_spaces(report: Report) -> Table:
     return table
 
 
+def widened_spaces(widened: Widened) -> Table:
+    """Units of every space: the anchor's, all checkpoints', the result's; parameters last."""
+    table = new_table("space", "anchor", "together", "units")
+    for space in widened.spaces:
+        table.add_row(clean(space.id), str(space.anchor), str(space.together), str(space.units))
+    before, after = f"{widened.anchor_parameters:,}", f"{widened.parameters:,}"
+    table.add_row("parameters", before, "", after, style="bold")
+    return table
+
+
 def pruned_layers(report: Report) -> Table:
     """Parameters of every layer before and after; the last row is the whole network."""
     assert report.pruning is not None
@@ -136,5 +146,7 @@ def side_by_side(columns: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def _measured(value: float | None) -> str:
-    """Percents in hundredths, small numbers in four digits."""
+    """Counts as they are, percents in hundredths, small numbers in four digits."""
+    if isinstance(value, int):
+        return f"{value:,}"
     return f"{value:.2f}" if value is not None and abs(value) >= 10 else number(value)

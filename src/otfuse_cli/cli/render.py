@@ -232,8 +232,7 @@ def _print_report(report: Report, view: Display) -> None:
     compared = len(report.candidates) > len({c.source for c in report.candidates})
     if compared or (report.candidates and view.verbose):
         sheet.table("Candidates", outcomes.candidates(report))
-    if report.pruning is not None:
-        _print_pruning(sheet, report, view)
+    _print_sizes(sheet, report, view)
     if report.steps:
         teacher = "the whole network" if report.command == "prune" else "the parents' ensemble"
         sheet.table(f"Steps, by agreement with {teacher}", outcomes.steps(report))
@@ -293,17 +292,26 @@ def _print_head(sheet: _Sheet, report: Report, view: Display) -> None:
     sheet.pairs(rows)
 
 
-def _print_pruning(sheet: _Sheet, report: Report, view: Display) -> None:
-    """What was pruned; layer by layer where that is news, and what else has to change."""
-    assert report.pruning is not None
-    sheet.table("Pruned", outcomes.pruned_spaces(report))
-    if report.command == "prune" or view.verbose:
-        sheet.table("Sparsity", outcomes.pruned_layers(report))
-    if report.pruning.advice:
-        sheet.line()
-        sheet.line("To do", style="bold")
-        for text in report.pruning.advice:
-            sheet.line(tables.clean(text))
+def _print_sizes(sheet: _Sheet, report: Report, view: Display) -> None:
+    """What was pruned or widened, by layer where that is news, and what else has to change."""
+    if report.pruning is not None:
+        sheet.table("Pruned", outcomes.pruned_spaces(report))
+        if report.command == "prune" or view.verbose:
+            sheet.table("Sparsity", outcomes.pruned_layers(report))
+        _print_advice(sheet, report.pruning.advice)
+    if report.widened is not None:
+        sheet.table("Widths", outcomes.widened_spaces(report.widened))
+        _print_advice(sheet, report.widened.advice)
+
+
+def _print_advice(sheet: _Sheet, advice: Sequence[str]) -> None:
+    """What else has to change."""
+    if not advice:
+        return
+    sheet.line()
+    sheet.line("To do", style="bold")
+    for text in advice:
+        sheet.line(tables.clean(text))
 
 
 def _print_evaluation(sheet: _Sheet, evaluation: Mapping[str, Any], look: Look) -> None:

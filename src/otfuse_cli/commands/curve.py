@@ -28,6 +28,7 @@ from ..session.architectures import arch_of_each, arch_record
 from ..session.function_check import check_function
 from ..session.graph_records import graph_record
 from ..session.parents import Parents, assemble, open_checkpoints
+from .curve_widths import run_width_curve
 from .evaluate import Evaluator, finite, measured_on, remarks, set_up
 
 Curve = dict[float, Score]
@@ -39,10 +40,14 @@ _STYLES: tuple[Style, ...] = ("dashed", "solid")
 def run_curve(request: CurveRequest, *, progress: Progress = silent) -> Report:
     """Measure the averages of two checkpoints for weights of the second, the anchor, from 0 to 1.
 
+    Over widths, what joint fusion makes of any number of them.
+
     Raises:
         OtfuseError: See docs/exit-codes.md.
     """
     recipe = request.recipe()
+    if request.over == "width":
+        return run_width_curve(request, progress)
     _check(request, recipe)
     watch = Stopwatch()
     runtime = Runtime(resolve_device(request.device), recipe.seed, progress)
@@ -111,6 +116,15 @@ def _check(request: CurveRequest, recipe: Recipe) -> None:
             where="CKPT CKPT",
             fix="name two; the second one has weight 1 at the right end",
         )
+    given = {"widths": request.widths, "inputs": request.inputs, "num-inputs": request.num_inputs}
+    for name, value in given.items():
+        if value is not None:
+            raise UsageError(
+                f"--{name} means nothing along weights",
+                where="--over weight",
+                why="nothing is fitted there, and the width is that of the second checkpoint",
+                fix="add --over width, or leave it out",
+            )
     if recipe.align == "acts" or recipe.mass == "importance":
         raise UsageError(
             "a curve is matched by weights alone",
@@ -225,6 +239,7 @@ def _recipe(request: CurveRequest, recipe: Recipe, runtime: Runtime) -> dict[str
         "anchor": _ANCHOR,
         "arch": arch_record(request.arch, len(request.checkpoints)),
         "paper": request.paper,
+        "over": request.over,
         "steps": request.steps,
         "untie": request.untie,
         **measured_on(request),

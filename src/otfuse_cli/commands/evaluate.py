@@ -19,7 +19,7 @@ from ..running.architecture import Architecture, module_state, real_network, req
 from ..running.evaluation import MEANS, Score, Tally, class_axis, ensemble
 from ..running.factory import Network
 from ..running.forward import logit_batches
-from ..running.inputs import static_batch
+from ..running.inputs import is_program, static_batch
 from ..running.samples import Samples, load_samples
 from ..runtime import Progress, Stopwatch, peak_rss_bytes, resolve_device, silent
 from ..session.architectures import arch_of_each, arch_record
@@ -49,6 +49,21 @@ class Evaluator:
         network = real_network(architecture)
         assert network is not None
         return replace(self, network=network, names=architecture.names)
+
+    def at_widths_of(self, model: Model, architecture: Architecture) -> Evaluator:
+        """The same, with a module that says the widths of `model` where it holds any."""
+        infos, held = model.checkpoint.infos, self.network.module.state_dict()
+        other = any(
+            infos[self.names[name]].shape != tuple(tensor.shape)
+            for name, tensor in held.items()
+            if name in self.names
+        )
+        if not other or is_program(self.network):
+            return self
+        from ..running.runnable import network_at
+
+        network = network_at(architecture, {name: model.stored(name) for name in infos})
+        return replace(self, network=network)
 
     def outputs(self, state: State) -> Iterator[torch.Tensor]:
         """Of the network with these tensors, batch by batch."""
@@ -91,12 +106,17 @@ def run_evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> Re
             separate = {
                 at: bench.of(of_model) for at, of_model in parents.own_architectures.items()
             }
-            benches = [separate.get(model.index, bench) for model in parents.models]
+            benches = [
+                separate.get(model.index, bench).at_widths_of(
+                    model, parents.architecture(model.index)
+                )
+                for model in parents.models
+            ]
             inputs = tuple(c.record() for c in checkpoints)
         names = distinct([c.label for c in checkpoints])
         with watch("evaluate"):
             if request.ensemble:
-                scores = _together(benches, names, parents.models, progress)
+                scores = together(benches, names, parents.models, progress)
             else:
                 scores = {}
                 parts = zip(names, benches, parents.models, strict=True)
@@ -197,10 +217,14 @@ def _check_count(request: EvaluateRequest) -> None:
             )
 
 
-def _together(
+def together(
     benches: Sequence[Evaluator], names: Sequence[str], models: Sequence[Model], progress: Progress
 ) -> dict[str, Score]:
-    """All checkpoints in lock step, and the means of their outputs: memory for one batch."""
+    """All checkpoints in lock step, and the means of their outputs: memory for one batch.
+
+    Raises:
+        UsageError: Programs that take batches of different size.
+    """
     sizes = {sized.size for sized in benches}
     if len(sizes) > 1:
         raise UsageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from ..runtime import Progress, silent
 from ..session.merge_plan import MergePlan, report_path
 from ..session.parents import anchor_index
 from ..session.pipeline import run
+from ..session.width_rules import asked_width
 
 
 def run_merge(request: MergeRequest, *, progress: Progress = silent) -> Report:
@@ -52,6 +54,7 @@ def plan_merge(request: MergeRequest) -> MergePlan:
         )
     output = None if request.output is None else Path(request.output)
     weights, rules = weight_rules(request.weights, count)
+    width = asked_width(request, weights, rules)
     return MergePlan(
         command="merge",
         checkpoints=tuple(request.checkpoints),
@@ -59,7 +62,9 @@ def plan_merge(request: MergeRequest) -> MergePlan:
         weights=weights,
         output=output,
         report=report_path(output, request.report),
-        options=request,
+        # Only joint fusion has widths of its own: `auto` has nothing else to try there.
+        options=request if width is None else replace(request, blend="joint"),
         target=request,
         rules=rules,
+        width=width,
     )

@@ -25,7 +25,7 @@ from ..running.arch_value import Arch
 from ..running.architecture import Architecture
 from ..running.factory import factory_arguments
 from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes, resolve_device, silent
-from ..session.architectures import arch_of_each, arch_record
+from ..session.architectures import arch_of_each, arch_record, built_from
 from ..session.find_architecture import find_architecture, shapes_of
 from ..session.function_check import require_kept, require_proof
 from ..session.graph_records import graph_record
@@ -36,7 +36,7 @@ from ..session.outputs import (
     refuse_outputs,
 )
 from ..session.parents import open_checkpoints
-from ..session.pruned_network import PrunedNetwork, built_from, check_pruned, write_pruned
+from ..session.pruned_network import PrunedNetwork, check_pruned, write_pruned
 from ..session.tied_tensors import tie
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _prune(
         changes = advice(
             graph,
             work.graph,
-            config=built_from(request, checkpoint.path),
+            config=built_from(arch, checkpoint.path),
             arguments=factory_arguments(arch),
         )
         with watch("write"):

@@ -137,9 +137,14 @@ def joint_basis(
     # are made so, and `made` is the projection onto them (docs/methods/joint.md).
     axes_Nr = torch.linalg.qr(root_NN @ spectrum.eigenvectors[:, -most:])[0]
     made_dN = whole[:, :most].to(device) @ axes_Nr.T / count**0.5
+    sizes = [len(m) for m in metrics]
+    if set(sizes) != {width}:
+        # What a norm puts out has as much power as there are units: d, where the parents' have
+        # their own numbers of them.
+        power = sum(weight * size for weight, size in zip(weights, sizes, strict=True))
+        made_dN = made_dN * (width / power) ** 0.5
     inner_dd = made_dN @ scaled_NN @ made_dN.T
     read_Nd = scaled_NN @ made_dN.T @ torch.linalg.pinv(inner_dd, rtol=_NOTHING, hermitian=True)
-    sizes = [len(m) for m in metrics]
     made = torch.split_with_sizes(made_dN * share_N, sizes, 1)
     read = torch.split_with_sizes(read_Nd / share_N[:, None], sizes)
     bases: list[Basis] = []

@@ -8,7 +8,7 @@ from math import prod
 
 from ..errors import IncompatibleModels, only_in
 from .axes import Axis, Unit, axis_size, axis_units
-from .model import PINNED, LayerGraph, Shapes
+from .model import PINNED, GraphTensor, LayerGraph, Shapes
 
 
 def fit_axis(axis: Axis, length: int, sizes: Mapping[str, int]) -> dict[str, int] | None:
@@ -95,6 +95,17 @@ def resize(
         tensors={n: replace(t, shape=shapes[n]) for n, t in graph.tensors.items()},
         spaces={id: replace(s, size=sizes.get(id, s.size)) for id, s in graph.spaces.items()},
     )
+
+
+def at_sizes(graph: LayerGraph, sizes: Mapping[str, int]) -> LayerGraph:
+    """The same graph with other numbers of units; spaces without one keep theirs."""
+    new = {**graph.sizes, **sizes}
+    tensors: dict[str, GraphTensor] = {}
+    for name, node in graph.tensors.items():
+        shape = tuple(axis_size(axis.expr, new) for axis in node.axes)
+        tensors[name] = replace(node, shape=shape)
+    spaces = {id: replace(space, size=new[id]) for id, space in graph.spaces.items()}
+    return replace(graph, tensors=tensors, spaces=spaces)
 
 
 @dataclass(frozen=True)

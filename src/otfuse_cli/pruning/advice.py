@@ -79,6 +79,7 @@ def advice(
     if not changed:
         return Advice()
     keys = list(_config(before, after, changed, config or {}))
+    keys += _head_dim(before, changed, config or {}, {key.name: key.new for key in keys})
     sentences = [*(key.sentence() for key in keys), *_factory(changed, arguments or {})]
     widths = ", ".join(f"{id} {old} -> {new}" for id, (old, new) in changed.items())
     # A key that the file lacks is one that not every class of its kind reads.
@@ -114,14 +115,28 @@ def _config(
         widths = {id: sizes[id] for id in groups}
         if widths and isinstance(config.get(key), int):
             yield _set(key, config[key], widths, sizes)
-    # A class without head_dim divides its width by its heads, which are fewer now.
-    if "head_dim" not in config:
-        for width, heads_key in (("hidden_size", "num_attention_heads"), ("n_embd", "n_head")):
-            if not groups and config.get(width) not in {old for old, _ in changed.values()}:
-                continue
-            size, count = config.get(width), config.get(heads_key)
-            if isinstance(size, int) and isinstance(count, int) and count:
-                yield _Key("head_dim", None, size // count)
+
+
+def _head_dim(
+    before: LayerGraph,
+    changed: Mapping[str, tuple[int, int]],
+    config: Mapping[str, Any],
+    new: Mapping[str, int | None],
+) -> Iterator[_Key]:
+    """A class without head_dim divides its width by its heads: one of the two has changed."""
+    if "head_dim" in config:
+        return
+    groups = changed.keys() & {s.per for s in before.spaces.values() if s.per is not None}
+    for width, heads in (("hidden_size", "num_attention_heads"), ("n_embd", "n_head")):
+        if not groups and config.get(width) not in {old for old, _ in changed.values()}:
+            continue
+        size, count = config.get(width), config.get(heads)
+        if not (isinstance(size, int) and isinstance(count, int) and count):
+            continue
+        new_size, new_count = new.get(width, size), new.get(heads, count)
+        # Where both have changed alike, the quotient is what the heads have.
+        if new_count is None or new_size != new_count * (size // count):
+            yield _Key("head_dim", None, size // count)
 
 
 def _inside(graph: LayerGraph, index: str, key: str) -> int:

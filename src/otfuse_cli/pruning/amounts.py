@@ -12,8 +12,9 @@ from fnmatch import fnmatchcase
 from itertools import chain
 
 from ..errors import IncompatibleModels, UsageError
-from ..graph.axes import axis_units, units_of
-from ..graph.model import LayerGraph, OpKind, Role, Space
+from ..graph.analysis.named_units import amounts_by_name, listed, names_of
+from ..graph.axes import units_of
+from ..graph.model import LayerGraph, OpKind, Space
 
 # Norms whose statistics are over all units: without some, those that stay come out otherwise.
 _TOGETHER = frozenset({"layer", "rms"})
@@ -68,18 +69,7 @@ def choose_amounts(
         if only:
             chosen = list(dict.fromkeys(chain.from_iterable(_matching(p, names) for p in only)))
         shares = dict.fromkeys(chosen, amount)
-    by_name: dict[str, tuple[str, float]] = {}
-    for name, share in (layer or {}).items():
-        for id in _named(graph, name, names):
-            if id in by_name and by_name[id][1] != share:
-                raise UsageError(
-                    "two amounts for the same units",
-                    where=f"--layer {by_name[id][0]}={by_name[id][1]:g} and {name}={share:g}",
-                    why=f"both are made or carried by space {id}",
-                    fix="give one of them",
-                )
-            by_name[id] = name, share
-            shares[id] = share
+    shares |= amounts_by_name(graph, layer or {}, names, action="pruned")
     return {id: shares[id] for id in prunable if id in shares}
 
 
@@ -92,16 +82,6 @@ def held_together(graph: LayerGraph) -> tuple[str, ...]:
     """Prunable spaces that `--amount` leaves whole, for the report."""
     together = _together(graph)
     return tuple(space.id for space in _prunable(graph) if space.id in together)
-
-
-def names_of(graph: LayerGraph, space: str) -> tuple[str, ...]:
-    """What a space answers to: its id, and modules and tensors that make or carry its units."""
-    answers = {space: None}
-    for name, dim in graph.members[space]:
-        if graph.tensors[name].axes[dim].roles != {Role.CONSUME}:
-            answers[name] = None
-            answers[name.rpartition(".")[0] or name] = None
-    return tuple(answers)
 
 
 def _prunable(graph: LayerGraph) -> Iterator[Space]:
@@ -128,49 +108,7 @@ def _matching(pattern: str, names: Mapping[str, Sequence[str]]) -> list[str]:
         raise UsageError(
             "the pattern fits nothing that can be pruned",
             where=f"--only {pattern}",
-            why=f"there are {_listed([answers[-1] for answers in names.values()])}",
+            why=f"there are {listed([answers[-1] for answers in names.values()])}",
             fix="give a space, a module or a tensor; * stands for anything",
         )
     return matching
-
-
-def _named(graph: LayerGraph, name: str, names: Mapping[str, Sequence[str]]) -> list[str]:
-    named = [id for id, answers in names.items() if name in answers]
-    if named:
-        return named
-    reason = _why_not(graph, name)
-    raise UsageError(
-        "no such layer" if reason is None else "these units can't be pruned",
-        where=f"--layer {name}=...",
-        why=reason or f"there are {_listed([answers[-1] for answers in names.values()])}",
-        fix="name a space, a module or a tensor (otfuse inspect --graph lists them)",
-    )
-
-
-def _why_not(graph: LayerGraph, name: str) -> str | None:
-    """Why a space, module or tensor that exists can't be pruned; None when there is none."""
-    units: list[str] = [name] if name in graph.spaces else []
-    exists = bool(units)
-    for tensor, node in graph.tensors.items():
-        if name in (tensor, tensor.rpartition(".")[0]):
-            exists = True
-            for axis in node.axes:
-                if axis.roles != {Role.CONSUME}:
-                    units += axis_units(axis.expr)
-    if not exists:
-        return None
-    reasons = []
-    for unit in dict.fromkeys(units):
-        space = graph.spaces[unit]
-        if space.pinned is not None:
-            reasons.append(f"{unit} stays in place: {space.pinned}")
-        elif space.per is not None:
-            reasons.append(f"{unit} is inside {space.per}, which goes as a whole")
-        else:
-            reasons.append(f"{unit} has {space.size} units and no weight that makes them")
-    return "; ".join(reasons) or "it makes no units"
-
-
-def _listed(names: Sequence[str], limit: int = 6) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more

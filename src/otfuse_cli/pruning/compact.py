@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 
 from ..errors import SolveFailed
 from ..fusion.repair import fused_variance, plan_repair
-from ..graph.axes import axis_size, axis_units
+from ..graph.axes import axis_units
 from ..graph.model import GraphTensor, LayerGraph, Role
+from ..graph.sizes import at_sizes
 from ..matching.alignment import Alignment
 from ..matching.apply import transport
 from ..matching.models import Model
@@ -41,13 +41,7 @@ def expand(tensor: torch.Tensor, node: GraphTensor, graph: LayerGraph, kept: Kep
 
 def smaller(graph: LayerGraph, kept: Kept) -> LayerGraph:
     """The graph of the compact network."""
-    sizes = {**graph.sizes, **{space: len(index) for space, index in kept.items()}}
-    tensors: dict[str, GraphTensor] = {}
-    for name, node in graph.tensors.items():
-        shape = tuple(axis_size(axis.expr, sizes) for axis in node.axes)
-        tensors[name] = replace(node, shape=shape)
-    spaces = {id: replace(space, size=sizes[id]) for id, space in graph.spaces.items()}
-    return replace(graph, tensors=tensors, spaces=spaces)
+    return at_sizes(graph, {space: len(index) for space, index in kept.items()})
 
 
 class Pruner:

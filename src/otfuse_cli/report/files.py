@@ -20,7 +20,9 @@ from ..output_names import is_folder_name
 from .records import ENVELOPE, SCHEMA, Report
 
 # Fields that reports of the first release don't have.
-_LATER = frozenset({"differences", "pairs", "estimate", "steps", "refits", "pruning", "yardsticks"})
+_LATER = frozenset(
+    {"differences", "pairs", "estimate", "steps", "refits", "pruning", "widened", "yardsticks"}
+)
 EXAMPLES = (
     "otfuse inspect a.pt b.pt --ot-costs",
     "otfuse merge a.pt b.pt -o fused.pt --json | otfuse inspect --ot-costs",

@@ -252,6 +252,27 @@ class Pruning(Record, frozen=True):
     advice: tuple[str, ...]
 
 
+class WidenedSpace(Record, frozen=True):
+    """Units of a space: the anchor's, those of all checkpoints together, the result's."""
+
+    id: str
+    anchor: Positive
+    together: Positive
+    units: Positive
+
+
+class Widened(Record, frozen=True):
+    """A result with widths of its own: parameters of the anchor, and of the result.
+
+    `advice`: what has to change where the network is built.
+    """
+
+    anchor_parameters: Count
+    parameters: Count
+    spaces: tuple[WidenedSpace, ...]
+    advice: tuple[str, ...]
+
+
 Tensors = Annotated[
     tuple[TensorRecord, ...], promise("What inspect and check saw in the anchor; else empty.")
 ]
@@ -299,6 +320,7 @@ class Report(Record, frozen=True, forbid_unknown_fields=False, tag_field="schema
     steps: tuple[StepRecord, ...] = ()
     refits: tuple[RefitRecord, ...] = ()
     pruning: Pruning | None = None
+    widened: Widened | None = None
     evaluation: Evaluation | None = None
     warnings: tuple[str, ...] = ()
     timings: Annotated[Mapping[str, Amount], promise("Wall seconds by stage.")] = {}

@@ -65,6 +65,10 @@ class RecipeRecord(TypedDict, total=False):
     calibrate: Annotated[str, _chosen("calibrate")]
     num_samples: Positive | None
     batch: Positive
+    over: Annotated[str, _chosen("over")]
+    widths: list[Annotated[Number, promise(exclusiveMinimum=0)]] | None
+    inputs: Annotated[str | None, promise("As samples: what a curve over widths fuses on.")]
+    num_inputs: Positive | None
     steps: Annotated[int, promise("Points of a curve, both ends included.", minimum=2)]
     anchor: Annotated[int, promise("Position of the anchor among the inputs.", minimum=0)]
     arch: Annotated[
@@ -96,9 +100,14 @@ class RecipeRecord(TypedDict, total=False):
         ),
     ]
     layer: Annotated[
-        dict[str, Annotated[Number, promise(minimum=0, exclusiveMaximum=1)]],
-        promise("Shares by space, module or tensor."),
+        dict[str, Annotated[Number, promise(minimum=0)]],
+        promise("By space, module or tensor: shares to remove, or of a merge how wide."),
     ]
+    width: Annotated[
+        Number | None,
+        promise("How wide the result is, relative to the anchor.", exclusiveMinimum=0),
+    ]
+    width_multiple: Positive | None
     keep_shape: bool
 
 

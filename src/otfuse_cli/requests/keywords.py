@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from ..output_names import parse_size
-from .option_text import parse_shape, parse_shares, parse_weights
+from .option_text import parse_shape, parse_shares, parse_weights, parse_widths
 from .python_values import (
     Reader,
     bad_value,
@@ -104,6 +104,11 @@ def _input_shape(name: str, value: Any) -> tuple[int, ...]:
     return parse_shape(",".join(map(str, shape)))
 
 
+def _widths(name: str, value: Any) -> tuple[float, ...]:
+    given = value if isinstance(value, str) else ",".join(map(str, many(name, value, real)))
+    return parse_widths(given)
+
+
 def _arch(name: str, value: Any) -> Any:
     """A name, a factory, a module; texts or a mapping for several checkpoints."""
     if isinstance(value, str | os.PathLike):
@@ -165,6 +170,8 @@ SPECIAL: Mapping[str, Reader] = {
     "key": _key,
     "spec": text_or_path,
     "samples": _samples,
+    "inputs": _samples,
+    "widths": _widths,
     "device": _device,
     "dtype": _dtype,
     "shard_size": _shard_size,

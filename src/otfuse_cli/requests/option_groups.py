@@ -455,6 +455,43 @@ class UntieOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class WidthOptions(Options):
+    """How wide the result of joint fusion is, where it is not as wide as the anchor."""
+
+    width: float | None = option(
+        None,
+        "--width",
+        panel=FUSION,
+        kind=float,
+        metavar="F",
+        text="Joint fusion into a network F times as wide as the anchor: up to the number of "
+        "checkpoints, where it is the mean of their logits, without inputs too. Other kinds of "
+        "--blend have the anchor's widths.",
+        said="the anchor's",
+        low=0,
+        above=True,
+        common=True,
+    )
+    layer: Mapping[str, float] | None = option(
+        None,
+        "--layer",
+        panel=FUSION,
+        metavar="NAME=F",
+        text="A width of its own for the units of a module, tensor or space; may be repeated.",
+        several=True,
+    )
+    width_multiple: int | None = option(
+        None,
+        "--width-multiple",
+        panel=FUSION,
+        kind=int,
+        metavar="N",
+        text="With --width: numbers of units are made multiples of N.",
+        low=1,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class AnchorOptions(Options):
     """Whom the others are aligned to."""
 

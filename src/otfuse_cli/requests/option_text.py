@@ -24,6 +24,25 @@ def parse_weights(text: str) -> tuple[float, ...]:
         ) from error
 
 
+def parse_widths(text: str) -> tuple[float, ...]:
+    """`1,1.5,2` as numbers.
+
+    Raises:
+        UsageError: A part is no number above 0.
+    """
+    try:
+        widths = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        widths = (nan,)
+    if not all(isfinite(width) and width > 0 for width in widths):
+        raise UsageError(
+            "widths are numbers above 0, separated by commas",
+            where=f"--widths {text}",
+            fix="for example --widths 1,1.25,1.5,2",
+        )
+    return widths
+
+
 def parse_shape(text: str) -> tuple[int, ...]:
     """`1,28,28` as numbers.
 

@@ -28,6 +28,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "blend": ("auto", "average", "joint", "head", "graft"),
     "calibrate": ("none", "bn", "repair", "auto"),
     "vocab": ("refuse", "common", "anchor"),
+    "over": ("weight", "width"),
     "criterion": ("l1", "l2", "random", "ot", "reconstruct"),
     "dtype": ("keep", "float32", "float64", "float16", "bfloat16"),
 }

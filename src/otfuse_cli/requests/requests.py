@@ -34,6 +34,7 @@ from .option_groups import (
     SeedOptions,
     Source,
     UntieOptions,
+    WidthOptions,
     WriteOptions,
 )
 from .recipe import CHOICES, Recipe
@@ -75,7 +76,7 @@ def _checkpoints() -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergeRequest(ImproveOptions, AnchorOptions, UntieOptions, AverageOptions):
+class MergeRequest(ImproveOptions, WidthOptions, AnchorOptions, UntieOptions, AverageOptions):
     """Fuse `checkpoints` (two or more) with `weights` into the anchor's shape.
 
     `weights` may be given by tensor: patterns of names to a weight per checkpoint.
@@ -91,6 +92,11 @@ class MergeRequest(ImproveOptions, AnchorOptions, UntieOptions, AverageOptions):
         said="equal",
         common=True,
     )
+
+    @property
+    def asks_for_width(self) -> bool:
+        """Whether the result is to have widths of its own."""
+        return self.width is not None or bool(self.layer) or self.width_multiple is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,9 +310,47 @@ class CurveRequest(
         panel=FUSION,
         kind=int,
         metavar="N",
-        text="Points of the curve, both ends included.",
+        text="Points of a curve over weights, both ends included.",
         low=2,
         common=True,
+    )
+    over: str = choice(
+        "weight",
+        "--over",
+        CHOICES["over"],
+        panel=FUSION,
+        text="What changes along the curve: the weight of the second checkpoint, or the width of "
+        "what joint fusion makes of all of them.",
+        common=True,
+    )
+    widths: tuple[float, ...] | None = option(
+        None,
+        "--widths",
+        panel=FUSION,
+        metavar="F,F...",
+        text="Widths of a curve over them, relative to the last checkpoint.",
+        said="from the last checkpoint's to that of all together, by a quarter",
+        common=True,
+    )
+    inputs: SampleSource | None = option(
+        None,
+        "--inputs",
+        panel=INPUTS,
+        metavar="FILE",
+        text="With --over width: what networks are fused on, as --samples of merge; not what they "
+        "are measured on.",
+        said="made up, as by merge --synthetic",
+        common=True,
+    )
+    num_inputs: int | None = option(
+        None,
+        "--num-inputs",
+        panel=INPUTS,
+        kind=int,
+        metavar="N",
+        text="How many of these are drawn, by seed.",
+        said="as merge --num-samples",
+        low=1,
     )
 
 

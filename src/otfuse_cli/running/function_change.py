@@ -59,11 +59,13 @@ def outputs_of(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any] | None,
     state: Mapping[str, Tensor],
+    *,
+    dtype: torch.dtype = torch.float32,
 ) -> list[Tensor]:
-    """What the network puts out with the tensors of `state`, computed in float32."""
+    """What the network puts out with the tensors of `state`, computed in `dtype`."""
     keywords = without_cache(module, dict(kwargs or {}))
     with eval_mode(module), no_fast_path(), torch.no_grad():
-        return run_state(module, as_dtype((args, keywords, dict(state)), torch.float32))
+        return run_state(module, as_dtype((args, keywords, dict(state)), dtype))
 
 
 @dataclass(frozen=True)

@@ -207,8 +207,10 @@ def _not_importable(where: str, error: Exception) -> UnreadableInput:
     )
 
 
-def hugging_face(folder: Path, *, untied: bool = False) -> Any:
-    """The class that a folder's config.json names, without its weights.
+def hugging_face(
+    folder: Path, *, untied: bool = False, sizes: Mapping[str, int] | None = None
+) -> Any:
+    """The class that a folder's config.json names, without its weights; with other `sizes`.
 
     Raises:
         UsageError: It is to be untied, and its class ties it whatever the config says: what is
@@ -225,6 +227,8 @@ def hugging_face(folder: Path, *, untied: bool = False) -> Any:
             fix="read it, and if you trust it give it yourself: --arch file.py:factory",
         )
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    for key, size in (sizes or {}).items():
+        setattr(config, key, size)
     if untied:
         config.tie_word_embeddings = False
     names = getattr(config, "architectures", None) or []

@@ -6,10 +6,11 @@ or one for each checkpoint (`INDEX=SPEC`), makes one for every set of widths.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..checkpoint.config import read_config
 from ..checkpoint.open import Checkpoint
 from ..errors import UsageError
 from ..requests.indexed_option import per_index
@@ -46,6 +47,13 @@ def arch_record(arch: Any, count: int) -> str | list[str]:
     """`--arch` as the report holds it: one text, or one for each checkpoint where they differ."""
     labels = [arch_label(one) for one in arch_of_each(arch, count)]
     return labels if len(set(labels)) > 1 else labels[0]
+
+
+def built_from(arch: Arch, path: Path | None) -> Mapping[str, Any] | None:
+    """The config.json that a network is built from: of `hf:DIR`, or the one beside a checkpoint."""
+    if isinstance(arch, str) and arch.startswith("hf:"):
+        return read_config(Path(arch.removeprefix("hf:")))
+    return read_config(path)
 
 
 def is_runnable(arch: Arch) -> bool:

@@ -76,8 +76,9 @@ class Bench:
     @cached_property
     def _logits(self) -> dict[int, Tensor]:
         """What every parent says on them; asked once, by whoever judges."""
+        holds_nothing = self.anchor if self.parents.given_anchor is not None else None
         for at, tensors in self.tensors.items():
-            if at not in self.heard:
+            if at not in self.heard and at != holds_nothing:
                 self.heard[at] = self.logits(self.programs[at], tensors)
         return self.heard
 
@@ -165,14 +166,15 @@ class Bench:
         return Verdict(self.logits(self.programs[self.anchor], tensors), self)
 
     def anchor_verdict(self) -> Verdict:
-        """What the anchor alone is worth on them."""
-        return Verdict(self._logits[self.anchor], self)
+        """What the anchor alone, as it was given, is worth on them."""
+        return Verdict(self._logits[self.parents.named_anchor], self)
 
     def yardsticks(self) -> tuple[StepRecord, ...]:
         """What every parent is worth by itself on them."""
+        named = self.parents.named_anchor
         verdicts = {at: Verdict(logits, self) for at, logits in sorted(self._logits.items())}
         return tuple(
-            verdict.step(f"parent {at}" + " (anchor)" * (at == self.anchor), kept=False)
+            verdict.step(f"parent {at}" + " (anchor)" * (at == named), kept=False)
             for at, verdict in verdicts.items()
             if verdict.choice.shape == self.choice.shape
         )

@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from ..errors import NETWORKS, GateFailed, SolveFailed
+from ..errors import NETWORKS, GateFailed, IncompatibleModels, SolveFailed
 from ..fusion.average import Aligned
 from ..fusion.fused import Fused
 from ..graph.model import LayerGraph
@@ -92,8 +92,8 @@ def check_function(parents: Parents, aligned: Sequence[Aligned], *, seed: int = 
         return verdict, ("the function was not checked: these maps don't keep it",)
     if not parents.complete:
         return verdict, ("the function was not checked: not every model has all that is run",)
-    if _too_large(parents.anchor):
-        return verdict, (_size_remark(parents.anchor),)
+    if too_large(parents.anchor):
+        return verdict, (size_remark(parents.anchor),)
     anchor = parents.architecture(parents.anchor_index)
     network = real_network(anchor)
     assert network is not None
@@ -106,7 +106,7 @@ def check_function(parents: Parents, aligned: Sequence[Aligned], *, seed: int = 
         try:
             change = _reordered(network, anchor, parents.anchor, seed)
         except RuntimeError as error:  # a module that runs at the widths it was built with only
-            return verdict, (f"the function was not checked: {_first_line(error)}",)
+            return verdict, (f"the function was not checked: {first_line(error)}",)
         worst = max(worst, _required(change, parents.anchor, "the anchor in another order"))
     if verdict.function == "assumed":
         return Checks("assumed", worst, verdict.assumption), ()
@@ -138,14 +138,14 @@ def reordered_change(
     """
     if architecture.network is None:
         return None, ()
-    if _too_large(model):
-        return None, (_size_remark(model),)
+    if too_large(model):
+        return None, (size_remark(model),)
     network = real_network(architecture)
     assert network is not None
     try:
         return _reordered(network, architecture, model, seed=0), ()
     except RuntimeError as error:  # a module that runs at the widths it was built with only
-        return None, (f"the function was not checked: {_first_line(error)}",)
+        return None, (f"the function was not checked: {first_line(error)}",)
 
 
 def check_fused_outputs(parents: Parents, fused: Fused) -> tuple[str, ...]:
@@ -160,23 +160,25 @@ def check_fused_outputs(parents: Parents, fused: Fused) -> tuple[str, ...]:
     of_anchor, whole = parents.architecture(parents.anchor_index), fused.whole
     if of_anchor.network is None or not parents.complete:
         return ()
-    if _too_large(whole):
+    if too_large(whole):
         return (f"the fused network was not run: {_held(whole)}",)
-    network = real_network(of_anchor)
-    assert network is not None
     infos = whole.checkpoint.infos
 
     def averaged(name: str) -> torch.Tensor:
         return fused.tensor(name, dtype=infos[name].dtype)
 
     try:
+        network = _network_of(of_anchor, parents, averaged)
         outputs = _outputs(network, of_anchor, averaged)
-    except RuntimeError as error:
-        return (f"the fused network was not run: {_first_line(error)}",)
+    except (RuntimeError, IncompatibleModels) as error:
+        return (f"the fused network was not run: {first_line(error)}",)
     if all(bool(torch.isfinite(y).all()) for y in outputs):
         return ()
     # Some networks mark what they rule out by infinities: the anchor shows which.
-    expected = _outputs(network, of_anchor, whole.stored)
+    given = parents.models[parents.named_anchor]
+    model = whole if parents.given_anchor is None else given
+    of_model = parents.architecture(parents.named_anchor)
+    expected = _outputs(_network_of(of_model, parents, model.stored), of_model, model.stored)
     if not any(
         bool((torch.isfinite(b) & ~torch.isfinite(a)).any())
         for a, b in zip(outputs, expected, strict=True)
@@ -185,16 +187,29 @@ def check_fused_outputs(parents: Parents, fused: Fused) -> tuple[str, ...]:
     raise SolveFailed(
         "the fused network's outputs are not finite",
         where=f"{of_anchor.graph.source}, on its example inputs",
-        why=f"the anchor's are ({whole.checkpoint.label}); averaging broke something",
+        why=f"the anchor's are ({whole.checkpoint.label}); fusing broke something",
         fix="try --repair none, or leave tensors out of the average with --skip",
     )
 
 
-def _first_line(error: Exception) -> str:
+def _network_of(architecture: Architecture, parents: Parents, read: Reader) -> Network:
+    """The network to run a model at the result's widths in."""
+    if parents.given_anchor is None:
+        network = real_network(architecture)
+        assert network is not None
+        return network
+    from ..running.runnable import network_at
+
+    return network_at(architecture, {n: read(n) for n in parents.whole.checkpoint.infos})
+
+
+def first_line(error: Exception) -> str:
+    """What an error says first."""
     return str(error).strip().partition("\n")[0]
 
 
-def _too_large(model: Model) -> bool:
+def too_large(model: Model) -> bool:
+    """Whether a model is not worth the memory of several copies."""
     return sum(i.nbytes for i in model.checkpoint.infos.values()) > _LARGEST_BYTES
 
 
@@ -203,7 +218,8 @@ def _held(model: Model) -> str:
     return f"each model holds {size >> 30} GiB"
 
 
-def _size_remark(model: Model) -> str:
+def size_remark(model: Model) -> str:
+    """Why a large model was not checked."""
     return f"the function was not checked: {_held(model)}"
 
 

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from ..checkpoint.open import Checkpoint
 from ..fusion.average import Aligned
+from ..fusion.widths import Width
 from ..matching.match import match
 from ..matching.matchers.sweep import Match
 from ..matching.models import Model
@@ -94,6 +95,7 @@ class MergePlan:
         options: Matching and improving.
         target: How the output is written.
         rules: Weights by tensor.
+        width: How wide the result is; None: as wide as the anchor.
         steps: What the verb does its own way.
     """
 
@@ -106,6 +108,7 @@ class MergePlan:
     options: ImproveOptions
     target: AverageOptions
     rules: Rules = ()
+    width: Width | None = None
     steps: Steps = field(default_factory=Steps)
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from ..errors import UsageError
+from ..errors import IncompatibleModels, UsageError
 from ..fusion.selection import Selection
+from ..graph.analysis.streams import has_heads
 from ..matching.models import Model
 from ..requests.recipe import Recipe
 from ..requests.requests import FusionOptions, ImproveOptions
-from ..running.architecture import require_network
+from ..running.architecture import Architecture, require_network
 from ..runtime import Runtime, reuse_freed_memory
 from .architectures import arch_of_each
 from .input_rules import require_no_fits, require_no_inputs
@@ -27,6 +29,12 @@ if TYPE_CHECKING:
 # Fewer inputs than this say too little about a layer (docs/methods/inputs.md, Real).
 LEAST_SAMPLES = 25
 REAL, SYNTHETIC = 400, 2_000
+
+# What to do where code fixes widths that `--width` changes.
+_OWN_WIDTH = (
+    "let the factory take the checkpoint's shapes, and build the network for them: def "
+    "make_net(shapes): ...; or widen only what its code takes: --layer NAME=F without --width"
+)
 
 
 def open_bench(
@@ -134,13 +142,76 @@ def _programs(
                 graph=parents.shared_architecture.graph,
             )
         programs[model.index] = exported[widths]
-        _require_one_network(parents, model, programs, instead)
+        source = f"{model.checkpoint.label}: {architecture.graph.source}"
+        _require_one_network(
+            source,
+            programs[model.index],
+            programs[parents.anchor_index],
+            f"{instead} without inputs",
+        )
     return programs
 
 
-def _require_one_network(
-    parents: Parents, model: Model, programs: Mapping[int, Program], instead: str
-) -> None:
+def add_network(bench: Bench, parents: Parents) -> Bench:
+    """The bench with one more network, that of the anchor of `parents`: it gives its widths only.
+
+    Raises:
+        IncompatibleModels: The code of the network doesn't take these widths.
+        UsageError: It computes something else at them.
+    """
+    from ..running.runnable import runnable
+
+    model, named = parents.anchor, parents.named_anchor
+    architecture = parents.architecture(model.index)
+    tensors = {**bench.tensors, model.index: _tensors(model)}
+    program = bench.programs[named]
+    if _shapes(model) != _shapes(parents.models[named]):
+        try:
+            program = runnable(
+                architecture,
+                bench.samples,
+                device=bench.runtime.device,
+                read=tensors[model.index],
+                graph=parents.shared_architecture.graph,
+            )
+        except IncompatibleModels as error:
+            error.fix = _OWN_WIDTH
+            raise
+        source = f"--width: {parents.shared_architecture.graph.source}"
+        _require_heads(architecture, model)
+        _require_one_network(source, program, bench.programs[named], "use another --width")
+    return replace(
+        bench,
+        programs={**bench.programs, model.index: program},
+        tensors=tensors,
+        weights=(*bench.weights, 0.0),
+        parents=parents,
+    )
+
+
+def _require_heads(architecture: Architecture, model: Model) -> None:
+    """Refuse code that makes other heads of these widths than are meant.
+
+    Raises:
+        IncompatibleModels: It does, or doesn't say.
+    """
+    from ..running.runnable import sizes_at
+
+    if not has_heads(model.graph):
+        return
+    sizes = sizes_at(architecture, dict(_shapes(model)))
+    for id, size in model.graph.sizes.items():
+        made = None if sizes is None else sizes[id]
+        if made != size:
+            raise IncompatibleModels(
+                "the network makes other heads of these widths",
+                where=f"space {id}: {made} units, {size} are meant",
+                why="its code fixes how many there are",
+                fix=_OWN_WIDTH,
+            )
+
+
+def _require_one_network(where: str, program: Program, anchors: Program, fix: str) -> None:
     """Refuse a model that can't be run side by side with the anchor.
 
     Raises:
@@ -148,14 +219,12 @@ def _require_one_network(
     """
     from ..graph.trace.program import same_operations
 
-    program, anchors = programs[model.index], programs[parents.anchor_index]
-    where = f"{model.checkpoint.label}: {parents.architecture(model.index).graph.source}"
     if not same_operations(program, anchors):
         raise UsageError(
             "the network computes something else at other widths",
             where=where,
             why="its forward pass takes another path",
-            fix=f"{instead} without inputs",
+            fix=fix,
         )
     if program.batch != anchors.batch:
         raise UsageError(

@@ -48,6 +48,8 @@ class Parents:
         config: What the config.json of an output folder is to say in place of the anchor's.
         copies: Names under which `stored_like` holds a tensor again.
         own_architectures: Of models that have a network of their own, by index.
+        given_anchor: Index of the model that was named as anchor, where the anchor is a network of
+            other widths that holds nothing yet (`--width`).
     """
 
     models: tuple[Model, ...]
@@ -63,6 +65,7 @@ class Parents:
     config: Mapping[str, Any] | None = None
     copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     own_architectures: Mapping[int, Architecture] = field(default_factory=dict)
+    given_anchor: int | None = None
 
     def names(self, name: str) -> tuple[str, ...]:
         """Every name under which a tensor of the anchor is stored."""
@@ -82,6 +85,11 @@ class Parents:
     def anchor(self) -> Model:
         """The model the others are aligned to."""
         return self.models[self.anchor_index]
+
+    @property
+    def named_anchor(self) -> int:
+        """Index of the model that was named as anchor."""
+        return self.anchor_index if self.given_anchor is None else self.given_anchor
 
     @property
     def sources(self) -> tuple[Model, ...]:

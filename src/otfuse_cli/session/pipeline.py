@@ -31,15 +31,18 @@ from .function_check import check_function, check_fused_outputs, require_kept, r
 from .graph_records import graph_record
 from .memory_limit import require_memory
 from .merge_plan import MergePlan
-from .open_inputs import open_bench
+from .open_inputs import add_network, open_bench
 from .outputs import Put, refuse_outputs, require_room
 from .parents import MEDOID, Parents, find_medoid, open_checkpoints
 from .recipe_record import recipe_record
 from .remarks import remarks_on_maps, unlike_widths
 from .turn_streams import Turned, turn
+from .widened import Wide, widen
 from .write_fused import output_infos, write_fused
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from .bench import Bench
     from .improve import Improved
 
@@ -92,6 +95,8 @@ class _Fusion:
         selection: Which tensors are averaged, with which weights.
         turned: The parents turned onto the anchor, for streams that are.
         bench: The parents running on the inputs; None without inputs.
+        wide: The network to fuse into, where that is no model's.
+        side_by_side: All models as one, where nothing has to be left out.
         matches: Of the sources that count.
         matched: Every source has maps; without them only joint fusion is possible.
         repair: What an average loses and gets back.
@@ -111,6 +116,8 @@ class _Fusion:
     selection: Selection = field(init=False)
     turned: Turned | None = None
     bench: Bench | None = None
+    wide: Wide | None = None
+    side_by_side: dict[str, Tensor] | None = None
     matches: Sequence[Match] = ()
     matched: bool = True
     checks: Checks = field(default_factory=Checks)
@@ -228,14 +235,34 @@ class _Fusion:
     def open_inputs(self) -> None:
         """Read or make inputs, and look at what units do on them."""
         options = self.plan.options
+        if self.plan.width is not None and not options.has_inputs:
+            options = replace(options, blend=None)  # nothing will be fitted, nor left out
         self.bench = open_bench(self.parents, options, self.recipe, self.selection, self.runtime)
         if self.bench is not None:
             from .bench import watch_units
 
             self.parents = watch_units(self.bench, self.parents, self.search)
 
+    def widen(self) -> None:
+        """Make a network of other widths to fuse into, where those are asked for."""
+        plan = self.plan
+        if plan.width is None:
+            return
+        arch = arch_of_each(plan.options.arch, len(plan.checkpoints))[plan.anchor_index]
+        self.wide = widen(self.parents, plan.width, plan.weights, arch=arch, output=plan.output)
+        self.parents = self.wide.parents
+        require_room(plan.output, output_infos(plan, self.parents))
+        if self.bench is None:
+            self.side_by_side = self.wide.side_by_side()
+        else:
+            self.bench = add_network(self.bench, self.parents)
+
     def match(self) -> None:
         """Match every source to the anchor, and go on for as many passes as were asked for."""
+        if self.wide is not None:
+            self.matched = False
+            self.matches = [Match(Alignment({}), (), ()) for _ in self.sources]
+            return
         matches = [self._match(source) for source in self.sources]
         anchor, weights = self.parents.anchor, self.plan.weights
         self.matches = realign(self.sources, matches, anchor, weights, self.recipe, self.runtime)
@@ -265,8 +292,11 @@ class _Fusion:
             SolveFailed: They don't.
             UsageError: Proof was asked for, and there is none.
         """
-        moved = self.aligned if self.matched and self.recipe.align != "none" else []
-        self.checks, self.remarks = check_function(self.parents, moved, seed=self.recipe.seed)
+        if self.wide is not None:
+            self.checks, self.remarks = self.wide.check(self.side_by_side)
+        else:
+            moved = self.aligned if self.matched and self.recipe.align != "none" else []
+            self.checks, self.remarks = check_function(self.parents, moved, seed=self.recipe.seed)
         if self.turned is not None:
             self.checks = self.turned.checks
         graph = self.parents.shared_architecture.graph
@@ -276,13 +306,16 @@ class _Fusion:
         """Set the average up; its tensors are computed when they are asked for."""
         parents, aligned = self.parents, self.aligned
         # At an endpoint nothing is averaged, so nothing shrinks.
-        if self.recipe.repair == "auto" and (self.plan.rules or not _endpoint(aligned)):
+        averages = self.recipe.repair == "auto" and self.wide is None
+        if averages and (self.plan.rules or not _endpoint(aligned)):
             turned = self.turned
             self.repair = plan_repair(parents.anchor.graph) if turned is None else turned.repair
         self.fused = Fused(parents.whole, parents.anchor, aligned, self.selection, self.repair)
 
     def improve(self) -> None:
         """Try what inputs make of the average, and keep what is better."""
+        if self.side_by_side is not None:
+            self.fused = replace(self.fused, better=self.side_by_side)
         if self.bench is None:
             return
         from .improve import improve
@@ -336,6 +369,7 @@ class _Fusion:
             yardsticks=better.yardsticks if better is not None else (),
             steps=better.steps if better is not None else (),
             refits=better.refits if better is not None else (),
+            widened=self.wide.record() if self.wide is not None else None,
         )
 
     def _warnings(self) -> tuple[str, ...]:
@@ -348,8 +382,9 @@ class _Fusion:
             *(bench.warnings if bench is not None else ()),
             *self.selection.warnings(parents.whole.checkpoint.infos),
             *self.lost,
+            *(self.wide.remarks if self.wide is not None else ()),
             *remarks_on_maps(graph, self.recipe, aligned, self.repair),
-            *(unlike_widths(parents.anchor, aligned) if bench is None else ()),
+            *(unlike_widths(parents.anchor, aligned) if bench is None and not self.wide else ()),
             *(warning for match in self.matches for warning in match.warnings),
             *self.remarks,
             *(self.better.remarks if self.better is not None else ()),
@@ -364,6 +399,7 @@ _STAGES: tuple[tuple[str | None, Callable[[_Fusion], None]], ...] = (
     ("read", _Fusion.survey),
     ("match", _Fusion.turn_streams),
     ("inputs", _Fusion.open_inputs),
+    ("graph", _Fusion.widen),
     ("match", _Fusion.match),
     ("check", _Fusion.check),
     ("check", _Fusion.average),

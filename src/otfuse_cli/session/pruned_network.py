@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..checkpoint.config import read_config
 from ..checkpoint.open import Checkpoint
@@ -22,7 +22,7 @@ from ..report.records import Checks, FileRecord
 from ..requests.requests import PruneRequest
 from ..running.architecture import Architecture
 from ..runtime import Runtime
-from .architectures import arch_of_each
+from .architectures import arch_of_each, built_from
 from .function_check import declared, reordered_change
 from .outputs import Put, folder_config, kept_extras, require_room, sink, target_info
 
@@ -105,7 +105,7 @@ def write_pruned(
         output,
         config_beside,
         changes
-        if config_beside == built_from(request, checkpoint.path)
+        if config_beside == built_from(arch_of_each(request.arch, 1)[0], checkpoint.path)
         else Advice(changes.sentences),
     )
     pruner = Pruner(work.model, work.choice, None if work.made is None else work.made.tensors)
@@ -130,11 +130,3 @@ def write_pruned(
                 out.put(copy.name, tensor.clone())
     runtime.progress("write", len(infos), len(infos))
     return (*lost, *remarks), out.written
-
-
-def built_from(request: PruneRequest, path: Path | None) -> Mapping[str, Any] | None:
-    """The config.json that the network is built from."""
-    (arch,) = arch_of_each(request.arch, 1)
-    if isinstance(arch, str) and arch.startswith("hf:"):
-        return read_config(Path(arch.removeprefix("hf:")))
-    return read_config(path)

@@ -15,7 +15,7 @@ from .merge_plan import MergePlan
 def recipe_record(plan: MergePlan, recipe: Recipe, runtime: Runtime) -> dict[str, Any]:
     """Options by name, plain JSON values."""
     options, target = plan.options, plan.target
-    untie = {"untie": options.untie} if isinstance(options, MergeRequest) else {}
+    own = _own_record(options) if isinstance(options, MergeRequest) else {}
     rules = [{"pattern": pattern, "weights": list(weights)} for pattern, weights in plan.rules]
     return {
         **recipe.to_dict(),
@@ -26,7 +26,7 @@ def recipe_record(plan: MergePlan, recipe: Recipe, runtime: Runtime) -> dict[str
         **_inputs_record(options),
         "strict": options.strict,
         "vocab": options.vocab,
-        **untie,
+        **own,
         "weight_rules": rules,
         "skip": list(target.skip),
         "only": list(target.only),
@@ -34,6 +34,16 @@ def recipe_record(plan: MergePlan, recipe: Recipe, runtime: Runtime) -> dict[str
         "shard_size": target.shard_size,
         "dtype": target.dtype,
         "device": runtime.device,
+    }
+
+
+def _own_record(options: MergeRequest) -> dict[str, Any]:
+    """What `merge` alone takes."""
+    return {
+        "untie": options.untie,
+        "width": options.width,
+        "layer": dict(options.layer or {}),
+        "width_multiple": options.width_multiple,
     }
 
 

@@ -152,9 +152,10 @@ class Ways:
 
         Where there are heads, widths alone don't tell how many: the graph is the model's own.
         """
-        anchor = bench.parents.anchor
+        anchor, named = bench.parents.anchor, bench.parents.named_anchor
         models = []
-        for model in (anchor, *(a.model for a in self.fused.sources)):
+        sources = sorted((a.model for a in self.fused.sources), key=lambda m: m.index != named)
+        for model in (anchor, *sources):
             if bench.weights[model.index] <= 0:
                 continue
             ours = model.index not in bench.parents.own_architectures  # theirs are traced already
