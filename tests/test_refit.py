@@ -251,6 +251,30 @@ def test_no_layer_makes_scores_that_another_function_changes():
     assert scores(program) not in {fit.target for fit in fits(program)[0]}
 
 
+class Added(nn.Module):
+    """A layer, a function of its values, and what was there before is added."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.before, self.layer, self.function = nn.Linear(5, 4), nn.Linear(5, 4), function
+
+    def forward(self, x):
+        return self.before(x) + self.function(self.layer(x))
+
+
+@pytest.mark.parametrize(
+    ("function", "reaches"),
+    [(nn.Identity(), True), (nn.Dropout(), True), (nn.Tanh(), False)],
+    ids=str,
+)
+def test_a_layer_answers_for_a_sum_only_if_nothing_changes_its_values(function, reaches):
+    net = Added(function).eval()
+    program = labelled_program(export(net, (torch.randn(2, 5),)), batch=2)
+    fit = next(fit for fit in fits(program)[0] if fit.layer.weight == "layer.weight")
+    assert (fit.target != fit.layer.node) is reaches
+    assert (fit.minus is not None) is reaches
+
+
 CONVOLUTIONS = [
     nn.Conv1d(4, 6, 3, stride=2, padding=1),
     nn.Conv2d(4, 6, 3, padding=1, bias=False),

@@ -7,6 +7,10 @@ import torch
 
 import otfuse_cli
 from nets import Mlp, StateDict, Vgg, randomise, state
+from otfuse_cli.graph.axes import Cat, Fixed, Prod, Unit
+from otfuse_cli.graph.model import GraphTensor, LayerGraph, Role, Space, TensorAxis
+from otfuse_cli.matching.alignment import Alignment
+from otfuse_cli.matching.width_weights import effective
 
 WIDE, NARROW = (11, 16, 14, 5), (11, 8, 7, 5)
 
@@ -35,6 +39,25 @@ def test_several_sources_share_what_the_anchor_leaves():
     fused, _ = otfuse_cli.merge(first, second, anchor, **options)
     wanted = aligned[0]["fc2.weight"] / 4 + aligned[1]["fc2.weight"] + anchor["fc2.weight"]
     torch.testing.assert_close(fused["fc2.weight"], wanted / 2.25)
+
+
+@pytest.mark.parametrize(
+    ("axis", "share"),
+    [
+        (Unit("h"), 0.5),
+        (Prod((Unit("h"), Fixed(49))), 0.5),
+        (Prod((Unit("h"), Unit("q"))), 0.1),
+        (Cat((Unit("h"), Unit("h"), Unit("h"))), 0.5),  # q, k and v of the same heads
+        (Cat((Unit("h"), Unit("q"))), 1.0),
+    ],
+    ids=str,
+)
+def test_an_axis_has_one_share_and_none_where_spaces_lie_side_by_side(axis, share):
+    tensor = GraphTensor("w", (2,), (TensorAxis(axis, frozenset({Role.PRODUCE})),))
+    graph = LayerGraph({"w": tensor}, {name: Space(name, 2) for name in "hq"})
+    source = Alignment({}, shares={"h": 0.5, "q": 0.2})
+    (weight,) = effective("w", graph, [(source, 0.5)])
+    assert weight == pytest.approx(share / (1 + share))
 
 
 def test_equal_widths_have_equal_say():
