@@ -9,7 +9,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constra
 # The test modules are compiled once, not by every run.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test slow check bench venv clean
+.PHONY: demo test slow cuda check bench venv clean
 
 demo: $(VENV)/.installed  ## install, then fuse the bundled pair
 	$(BIN)/otfuse demo
@@ -19,6 +19,9 @@ test: $(VENV)/.installed-dev  ## the unit suite
 
 slow: $(VENV)/.installed-dev  ## accuracy floors on real pairs (OTFUSE_SHARED); none is no failure
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "slow and not cuda" || [ $$? -eq 5 ]
+
+cuda: $(VENV)/.installed-dev  ## what needs a GPU; all of it is skipped where torch sees none
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cuda
 
 check: $(VENV)/.installed-dev  ## lint, format, types
 	$(BIN)/ruff check .
