@@ -43,6 +43,7 @@ WITH_INPUTS = {
     "calibration": {"refit": False, "calibrate": "auto", "matcher": "sweep"},
     "activations": {"align": "acts", "mass": "importance", "blend": "average"},
     "statistics": {"synthetic": True, "synthetic_kind": "statistics", "synthetic_steps": 4},
+    "wider": {"width": 1.5, "matcher": "sweep"},
     "classes": {"synthetic": True, "synthetic_kind": "class", "synthetic_steps": 2},
 }
 
