@@ -9,7 +9,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constra
 # The test modules are compiled once, not by every run.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test slow check bench venv clean
+.PHONY: demo test slow cuda check bench tables gpu venv clean
 
 demo: $(VENV)/.installed  ## install, then fuse the bundled pair
 	$(BIN)/otfuse demo
@@ -20,12 +20,22 @@ test: $(VENV)/.installed-dev  ## the unit suite
 slow: $(VENV)/.installed-dev  ## accuracy floors on real pairs (OTFUSE_SHARED); none is no failure
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "slow and not cuda" || [ $$? -eq 5 ]
 
+cuda: $(VENV)/.installed-dev  ## what needs a GPU; all of it is skipped where torch sees none
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cuda
+
 check: $(VENV)/.installed-dev  ## lint, format, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.installed-dev  ## the tables of docs/benchmarks.md; an hour, 12 GB of disk
+bench: $(VENV)/.installed-dev  ## what we cost beside peers, as ratios; minutes (OTFUSE_SHARED)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/ratios.py
+
+gpu: $(VENV)/.installed-dev  ## a GPU beside the CPU; exit 2 without one
+	$(BIN)/python benchmarks/gpu.py
+
+tables: $(VENV)/.installed-dev  ## the tables of docs/benchmarks.md; an hour, 12 GB of disk
+	$(BIN)/python benchmarks/peers.py
 	$(BIN)/python benchmarks/matching.py
 	$(BIN)/python benchmarks/baseline.py
 	$(BIN)/python benchmarks/refit.py

@@ -104,12 +104,30 @@ def runs(layers: list[Layer], inputs: Path) -> dict[str, Callable[[str], None]]:
     return rows
 
 
+def in_turns(
+    rows: dict[str, Callable[[str], None]], folder: Path, repeat: int
+) -> dict[str, list[float]]:
+    """CPU seconds of every row, in rounds after one that warms up; files by `out_of`."""
+    seconds: dict[str, list[float]] = {name: [] for name in rows}
+    for round_ in range(repeat + 1):
+        for name, run in rows.items():
+            began = time.process_time()
+            run(out_of(rows, folder, name))
+            if round_:
+                seconds[name].append(time.process_time() - began)
+    return seconds
+
+
+def out_of(rows: dict[str, Callable[[str], None]], folder: Path, name: str) -> str:
+    """Where a row writes."""
+    return str(folder / f"{list(rows).index(name)}.safetensors")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repeat", type=int, default=3, help="rounds after the first (default 3)")
     parser.add_argument("--only", help="parts of row names, separated by commas; peers always run")
     parser.add_argument("--test", type=int, help="test images (default all)")
-    parser.add_argument("--ratios", action="store_true", help="one line, without accuracies")
     options = parser.parse_args()
     torch.set_num_threads(1)
     sys.path.insert(0, str(EXAMPLES))
@@ -126,25 +144,15 @@ def main() -> None:
         if options.only:
             wanted = ["peer", *options.only.split(",")]
             rows = {n: run for n, run in rows.items() if any(word in n for word in wanted)}
-        seconds: dict[str, list[float]] = {name: [] for name in rows}
-        outs = {name: str(folder / f"{at}.safetensors") for at, name in enumerate(rows)}
-        for round_ in range(options.repeat + 1):
-            for name, run in rows.items():
-                began = time.process_time()
-                run(outs[name])
-                if round_:
-                    seconds[name].append(time.process_time() - began)
+        seconds = in_turns(rows, folder, options.repeat)
         middle = {name: median(times) for name, times in seconds.items()}
         first = next(iter(rows))
-        if options.ratios:
-            print(", ".join(f"{n}: {s / middle[first]:.2f}" for n, s in middle.items()))
-            return
         x, y = evaluate.cifar("test")
         x, y = x[: options.test], y[: options.test]
         print("| way | test accuracy, % | CPU s | of Git Re-Basin |")
         print("|---|---|---|---|")
         for name in rows:
-            percent = evaluate.accuracy_on(evaluate.load(outs[name]), x, y)
+            percent = evaluate.accuracy_on(evaluate.load(out_of(rows, folder, name)), x, y)
             taken = middle[name]
             print(f"| {name} | {percent:.2f} | {taken:.2f} | {taken / middle[first]:.2f} |")
 

@@ -29,7 +29,8 @@ def cpu(command: list[str], compiled: str) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def main() -> None:
+def seconds_of_both(rounds: int) -> dict[str, list[float]]:
+    """CPU seconds of importing torch and of a merge that does it, in turns."""
     pair = [str(SHARED / "checkpoints" / f"mnist-mlpnet-{at}.checkpoint") for at in (0, 1)]
     with tempfile.TemporaryDirectory() as folder:
         out = ["-o", f"{folder}/out.pt", "--overwrite", "-q"]
@@ -38,16 +39,25 @@ def main() -> None:
             "merge --paper": ["-c", OTFUSE, "merge", *pair, *out, "--paper"],
         }
         found: dict[str, list[float]] = {name: [] for name in commands}
-        for at in range(8):
+        for at in range(rounds + 1):
             for name, command in commands.items():
                 seconds = cpu([sys.executable, *command], f"{folder}/compiled")
                 if at:  # the first round compiles
                     found[name].append(seconds)
+    return found
+
+
+def difference(found: dict[str, list[float]]) -> float:
+    """What the merge takes beyond the import, the median of its rounds."""
+    return median(merge - torch for torch, merge in zip(*found.values(), strict=True))
+
+
+def main() -> None:
+    found = seconds_of_both(7)
     print("| process | CPU s |\n|---|---|")
     for name, seconds in found.items():
         print(f"| {name} | {median(seconds):.2f} |")
-    extra = median(m - t for t, m in zip(*found.values(), strict=True))
-    print(f"| difference | **{extra:.2f}** |")
+    print(f"| difference | **{difference(found):.2f}** |")
 
 
 if __name__ == "__main__":

@@ -7,10 +7,18 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
+import nets
 from otfuse_cli.cli import run_verb
 from otfuse_cli.errors import UsageError
-from otfuse_cli.runtime import ahead, peak_rss_bytes
+from otfuse_cli.graph.trace.from_module import export
+from otfuse_cli.graph.trace.program import labelled_program
+from otfuse_cli.running.execute import Walk
+from otfuse_cli.running.factory import Network
+from otfuse_cli.running.forward import logits
+from otfuse_cli.running.samples import Samples
+from otfuse_cli.runtime import ahead, full_precision, peak_rss_bytes
 
 SAY_PEAK = "from otfuse_cli.runtime import peak_rss_bytes; print(peak_rss_bytes())"
 
@@ -135,3 +143,56 @@ def test_what_fails_ahead_fails_where_it_is_used():
     with pytest.raises(UsageError, match="broken"):
         found.extend(ahead(items()))
     assert found == [1]
+
+
+def test_networks_run_in_full_precision_and_leave_the_switches_as_they_were():
+    cudnn = torch.backends.cudnn
+    before = cudnn.allow_tf32, cudnn.deterministic
+    seen = []
+
+    @full_precision()
+    def step():
+        seen.append((cudnn.allow_tf32, cudnn.deterministic))
+        raise KeyError
+
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            step()
+    assert seen == [(False, True)] * 2
+    assert (cudnn.allow_tf32, cudnn.deterministic) == before
+
+
+def test_every_pass_is_in_full_precision(monkeypatch):
+    """Passes through exported programs, through modules, and with gradients."""
+    seen = []
+    network = nets.Mlp((4, 3, 2))
+    exported = export(network, (torch.zeros(2, 4),), {})
+    program = labelled_program(exported, batch=2)
+    call = Walk._call
+
+    def watched(walk, node):
+        seen.append(torch.backends.cudnn.allow_tf32)
+        return call(walk, node)
+
+    monkeypatch.setattr(Walk, "_call", watched)
+    Walk(program, dict(network.state_dict()), [torch.zeros(2, 4)]).outputs()
+    network.register_forward_hook(lambda *_: seen.append(torch.backends.cudnn.allow_tf32))
+    logits(
+        Network("", network, (torch.zeros(2, 4),)),
+        network.state_dict(),
+        Samples((torch.ones(2, 4),), {}),
+    )
+    assert len(seen) > 1
+    assert not any(seen)
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="torch has one switch")
+def test_precisions_set_by_operator_are_the_callers():
+    cudnn = torch.backends.cudnn
+    cudnn.conv.fp32_precision = "ieee"
+    try:
+        with full_precision():
+            assert cudnn.conv.fp32_precision == "ieee"
+        assert cudnn.conv.fp32_precision == "ieee"
+    finally:
+        cudnn.allow_tf32 = True

@@ -128,6 +128,27 @@ def wait_asleep() -> None:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Networks run on a GPU in all digits of float32, by the same algorithms each time.
+
+    By itself cuDNN takes TF32, which has three digits, whatever products of matrices are set to.
+    Afterwards everything is as it was. Whoever has set precisions operator by operator keeps them.
+    """
+    from torch.backends import cudnn
+
+    try:
+        before = cudnn.allow_tf32, cudnn.deterministic
+    except RuntimeError:  # torch 2.9 and newer has a switch for each operator instead
+        yield
+        return
+    try:
+        cudnn.allow_tf32, cudnn.deterministic = False, True
+        yield
+    finally:
+        cudnn.allow_tf32, cudnn.deterministic = before
+
+
 def return_freed_memory() -> None:
     """Let the C library map large arrays one by one, so that what is freed leaves the process.
 

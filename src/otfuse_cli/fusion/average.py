@@ -37,8 +37,9 @@ def average(
     dtype: torch.dtype,
     repair: Repair | None = None,
     feeding: Callable[[str], Sequence[Aligned]] | None = None,
+    device: str = "cpu",
 ) -> torch.Tensor:
-    """One tensor of the fused model, stored as `dtype`, on the CPU.
+    """One tensor of the fused model, stored as `dtype`, on `device`.
 
     Sources of weight 0 must not be among `sources`; the anchor has what they leave. With the
     whole weight on one source its tensor is moved, not computed with, and nothing is repaired.
@@ -50,11 +51,11 @@ def average(
     """
     anchor_tensor = anchor.stored(name)
     if not anchor_tensor.is_floating_point() and not anchor_tensor.is_complex():
-        return _kept(name, anchor_tensor, sources)
+        return _kept(name, anchor_tensor, sources).to(device)
     if not sources:
-        return stored(name, anchor_tensor, dtype)
+        return stored(name, anchor_tensor, dtype, device)
     if len(sources) == 1 and sources[0].weight == 1.0:
-        return stored(name, _moved(name, sources[0], anchor_tensor, exact=True), dtype)
+        return stored(name, _moved(name, sources[0], anchor_tensor, exact=True), dtype, device)
     base = anchor.read(name)
     feed = name if repair is None else repair.means.get(name, name)
     shares = shares_of(feed, anchor, sources)
@@ -90,7 +91,7 @@ def average(
             return models
 
         total = fused_variance(total, name, repair.feeds[name], counting, restored=repair.rows)
-    return stored(name, total, dtype)
+    return stored(name, total, dtype, device)
 
 
 def shares_of(name: str, anchor: Model, sources: Sequence[Aligned]) -> list[float]:
@@ -118,13 +119,15 @@ def _moved(name: str, source: Aligned, anchor: torch.Tensor, *, exact: bool) -> 
     return transport(tensor, name, source.model.graph, source.alignment, anchor=anchor)
 
 
-def stored(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A fused tensor as it is written: on the CPU, in its dtype.
+def stored(
+    name: str, tensor: torch.Tensor, dtype: torch.dtype, device: str = "cpu"
+) -> torch.Tensor:
+    """A fused tensor as it is written, in its dtype: on the CPU, unless it is to be run.
 
     Raises:
         SolveFailed: A value is larger than the dtype can hold.
     """
-    written = tensor.to("cpu", dtype)
+    written = tensor.to(device, dtype)
     if dtype != tensor.dtype and not is_finite(written):
         raise SolveFailed(
             "a fused tensor overflows",

@@ -49,22 +49,22 @@ class Fused:
             by_name.update(dict.fromkeys(derived.tensors, derived))
         return by_name
 
-    def tensor(self, name: str, *, dtype: torch.dtype) -> torch.Tensor:
-        """One tensor, stored as `dtype`, on the CPU.
+    def tensor(self, name: str, *, dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:
+        """One tensor, stored as `dtype`, on `device`.
 
         Raises:
             SolveFailed: It doesn't fit `dtype` (overflow).
         """
         if name in self._derived:
-            return self._recomputed(name, dtype)
+            return self._recomputed(name, dtype).to(device)
         if name in self.better:  # fitted or calibrated: the average is only where that began
-            return stored(name, self.better[name], dtype)
+            return stored(name, self.better[name], dtype, device)
         blocks = self._by_rows(name)
         if blocks is not None:
-            return blocks.whole(dtype)
+            return blocks.whole(dtype, device)
         sources = self.selection.of(name, self.sources)
         if not sources:
-            return average(name, self.whole, (), dtype=dtype)
+            return average(name, self.whole, (), dtype=dtype, device=device)
         fused = average(
             name,
             self.anchor,
@@ -72,12 +72,13 @@ class Fused:
             dtype=dtype,
             repair=self.repair,
             feeding=lambda weight: self.selection.of(weight, self.sources),
+            device=device,
         )
         whole = self.whole.checkpoint.infos[name].shape
         if tuple(fused.shape) == whole:
             return fused
         # Only the rows that all models have were averaged (--vocab common).
-        kept = average(name, self.whole, (), dtype=dtype)
+        kept = average(name, self.whole, (), dtype=dtype, device=device)
         return torch.cat([fused, kept[len(fused) :]])
 
     def blocks(self, name: str, *, dtype: torch.dtype) -> Iterator[tuple[int, torch.Tensor]] | None:

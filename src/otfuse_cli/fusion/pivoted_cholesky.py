@@ -38,17 +38,21 @@ def choose_pivots(gram_UU: Tensor, share_U: Tensor, most: int, quotas: Quotas = 
     """
     norm_U = gram_UU.diagonal().clamp(min=0).sqrt()
     scale_U = torch.where(norm_U > 0, norm_U.clamp(min=1e-300).rsqrt(), 0.0) * share_U.sqrt()
+    scaled_UU = gram_UU * scale_U[:, None] * scale_U
     left_U = gram_UU.diagonal() * scale_U.square()
-    floor = _NOTHING * float(left_U.mean())
+    floor = _NOTHING * left_U.mean()
     factor_MU = gram_UU.new_zeros(most, len(left_U))
     free_U = torch.ones_like(left_U, dtype=torch.bool)
     for at, allowed_U in enumerate(turns(free_U, most, quotas)):
-        best = int(torch.where(free_U & allowed_U, left_U, -1.0).argmax())
-        free_U[best] = False
-        if left_U[best] > floor:
-            row = gram_UU[best] * scale_U[best] * scale_U - factor_MU[:at, best] @ factor_MU[:at]
-            factor_MU[at] = row / left_U[best].sqrt()
-            left_U = (left_U - factor_MU[at].square()).clamp(min=0)
+        # An index of one, never a number: a device would be waited for.
+        best_1 = torch.where(free_U & allowed_U, left_U, -1.0).argmax(keepdim=True)
+        free_U.index_fill_(0, best_1, False)
+        there_M = factor_MU[:at].index_select(1, best_1)[:, 0]
+        rest_U = scaled_UU.index_select(0, best_1)[0] - there_M @ factor_MU[:at]
+        present = left_U.index_select(0, best_1)
+        factor_U = rest_U / present.sqrt()
+        factor_MU[at] = factor_U = torch.where(present > floor, factor_U, 0.0)
+        left_U = (left_U - factor_U.square()).clamp(min=0)
     return (~free_U).nonzero().flatten()
 
 

@@ -42,7 +42,8 @@ def fit_norm(
         inputs = _rows(lockstep.cut(stop.fused[fit.norm.input], stop))
         wanted = _rows(lockstep.cut(target(stop), stop))
         moments.add(inputs, wanted, wanted - slope_C * inputs - shift_C)
-    if moments.missed <= UNTOUCHED**2 * moments.target:
+    missed, target_square = float(moments.missed), float(moments.target)
+    if missed <= UNTOUCHED**2 * target_square:
         return None
     mean_C, rest_C = moments.given_C / moments.rows, moments.rest_C / moments.rows
     power_C = moments.square_C / moments.rows
@@ -61,8 +62,8 @@ def fit_norm(
         name = fit.norm.tensors[part]
         fused[name] = value_C.to(fused[name])
     gone_C = rest_C.square() + 2 * step_C * together_C - step_C.square() * variance_C
-    left = max(0.0, moments.missed - moments.rows * float(gone_C.sum()))
-    return (moments.missed / moments.target) ** 0.5, (left / moments.target) ** 0.5
+    left = max(0.0, missed - moments.rows * float(gone_C.sum()))
+    return (missed / target_square) ** 0.5, (left / target_square) ** 0.5
 
 
 class _Moments:
@@ -70,13 +71,14 @@ class _Moments:
 
     def __init__(self) -> None:
         self.rows = 0
-        self.target = self.missed = 0.0
+        self.target: Tensor | float = 0.0
+        self.missed: Tensor | float = 0.0
         self.given_C = self.rest_C = self.square_C = self.product_C = torch.zeros(())
 
     def add(self, given_nC: Tensor, wanted_nC: Tensor, rest_nC: Tensor) -> None:
         self.rows += len(given_nC)
-        self.target += float(wanted_nC.square().sum())
-        self.missed += float(rest_nC.square().sum())
+        self.target = self.target + wanted_nC.square().sum()
+        self.missed = self.missed + rest_nC.square().sum()
         self.given_C = self.given_C.to(given_nC) + given_nC.sum(0)
         self.rest_C = self.rest_C.to(given_nC) + rest_nC.sum(0)
         self.square_C = self.square_C.to(given_nC) + given_nC.square().sum(0)

@@ -79,19 +79,24 @@ class Ridge:
         if not (self.dual or self.rows):
             # Exactly what is subtracted below: the nearest number of the dtype of the rows.
             self.shift_gD = inputs_gnD.mean(1).double()
-        target, rest = target_gnO, self._rest(inputs_gnD, target_gnO)
+        target, rest = target_gnO, self._missed(inputs_gnD, target_gnO)
+        missed, wanted = _squares(rest, target)
+        if missed < _IN_DOUBLE**2 * wanted:
+            rest = self._missed(inputs_gnD.double(), target.double())
+            missed, wanted = _squares(rest, target)
         inputs = inputs_gnD - self.shift_gD.to(inputs_gnD)[:, None]
         once_n = inputs.new_ones(inputs.shape[1])
         many_n = once_n if weights_n is None else weights_n.to(inputs)
-        self.rows += float(many_n.sum(dtype=torch.float64))
+        self.rows += len(once_n) if weights_n is None else float(weights_n.sum(dtype=torch.float64))
         # Products, even with ones: the same as sums, in a fifth of the time.
         self.sum_gD += many_n @ inputs
         self.rest_gO += many_n.to(rest) @ rest
         root_n1 = many_n[:, None].sqrt()
         if weights_n is not None:
             inputs, target, rest = inputs * root_n1, target * root_n1, rest * root_n1
-        self.target += _squares(target)
-        self.missed += _squares(rest)
+            missed, wanted = _squares(rest, target)
+        self.target += wanted
+        self.missed += missed
         if self.dual:
             self._inputs.append(inputs)
             self._rests.append(rest)
@@ -102,14 +107,8 @@ class Ridge:
         if self.residual >= UNTOUCHED:
             self._count()
 
-    def _rest(self, inputs_gnD: Tensor, target_gnO: Tensor) -> Tensor:
-        """What the prior misses: in the dtype of the rows, but where that is little in float64."""
-        rest = self._missed(inputs_gnD, target_gnO)
-        if _squares(rest) < _IN_DOUBLE**2 * _squares(target_gnO):
-            rest = self._missed(inputs_gnD.double(), target_gnO.double())
-        return rest
-
     def _missed(self, inputs_gnD: Tensor, target_gnO: Tensor) -> Tensor:
+        """What the prior misses, in the dtype of the rows."""
         prior_gDO = self.prior_gOD.to(inputs_gnD).transpose(1, 2)
         rest = target_gnO.to(inputs_gnD) - inputs_gnD @ prior_gDO
         if self.bias_gO is not None:
@@ -170,12 +169,12 @@ class Ridge:
         step_gDO = _solve(system, cross, where)
         weight = self.prior_gOD + step_gDO.transpose(1, 2)
         # ||R - H D||^2 / n from the sums alone: |R|^2 - 2 <D, H^T R> + <D, H^T H D>.
-        gone = (step_gDO * cross).sum()
-        left = (step_gDO * (moments @ step_gDO)).sum()
+        gone = float((step_gDO * cross).sum())
+        left = float((step_gDO * (moments @ step_gDO)).sum())
         variance = ((weight @ moments) * weight).sum(2)
         if self.bias_gO is None:
             variance -= torch.einsum("god,gd->go", weight, mean_gD).square()
-        return self._solution(weight, variance, start - 2 * float(gone) + float(left))
+        return self._solution(weight, variance, start - 2 * gone + left)
 
     def _dual(self, ridge: float, where: str) -> RidgeFit:
         inputs, rest = (torch.cat(rows, 1).double() for rows in (self._inputs, self._rests))
@@ -219,10 +218,12 @@ class Ridge:
         )
 
 
-def _squares(rows: Tensor) -> float:
-    """Sum of squares, that of rows in float64."""
+def _squares(*several: Tensor) -> list[float]:
+    """Sums of squares, those of rows in float64; a device is waited for once."""
     # Each row in its own dtype: converting as it is summed takes fifteen times as long.
-    return float(torch.linalg.vector_norm(rows, dim=-1).double().square().sum())
+    norms = (torch.linalg.vector_norm(rows, dim=-1) for rows in several)
+    sums: list[float] = torch.stack([norm.double().square().sum() for norm in norms]).tolist()
+    return sums
 
 
 def _or_one(power_g: Tensor) -> Tensor:
@@ -232,7 +233,7 @@ def _or_one(power_g: Tensor) -> Tensor:
 
 def _solve(system: Tensor, right: Tensor, where: str) -> Tensor:
     factor, info = torch.linalg.cholesky_ex(system)
-    if bool((info != 0).any()) or not bool(factor.isfinite().all()):
+    if not bool((info == 0).all() & factor.isfinite().all()):
         raise SolveFailed(
             "the fit of a layer is singular",
             where=where,

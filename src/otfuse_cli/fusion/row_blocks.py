@@ -74,15 +74,15 @@ class RowAverage:
         self._by_row = averaged and repair is not None and name in repair.rows
         self._by_tensor = averaged and repair is not None and name in repair.outputs
 
-    def whole(self, dtype: torch.dtype) -> torch.Tensor:
+    def whole(self, dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:
         """All blocks together."""
-        tensor = torch.empty(self._shape, dtype=dtype)
-        for first, rows in self.blocks(dtype):
+        tensor = torch.empty(self._shape, dtype=dtype, device=device)
+        for first, rows in self.blocks(dtype, device):
             tensor[first : first + len(rows)] = rows
         return tensor
 
-    def blocks(self, dtype: torch.dtype) -> Iterator[tuple[int, torch.Tensor]]:
-        """First row and values of each block, stored as `dtype`, on the CPU.
+    def blocks(self, dtype: torch.dtype, device: str = "cpu") -> Iterator[tuple[int, torch.Tensor]]:
+        """First row and values of each block, stored as `dtype`, on `device`.
 
         Raises:
             SolveFailed: The result doesn't fit `dtype` (overflow).
@@ -99,7 +99,7 @@ class RowAverage:
             else:
                 rows = self._average(first, last)
                 rows = rows if scale == 1.0 else rows.mul_(scale)
-            yield first, stored(self._name, rows, dtype)
+            yield first, stored(self._name, rows, dtype, device)
 
     def _tensor_scale(self) -> float:
         """One factor for an output layer; its blocks are averaged twice for it."""

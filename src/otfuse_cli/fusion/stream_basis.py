@@ -78,7 +78,7 @@ class _Sums:
             counts_P = torch.ones(rows_BPN.shape[1], dtype=torch.float64)
         self.counts_P = counts_P.to(rows_BPN.device, torch.float64)
         weighted = rows_BPN
-        if not bool((self.counts_P == 1).all()):
+        if not bool((counts_P == 1).all()):
             weighted = rows_BPN * self.counts_P.sqrt().to(rows_BPN)[:, None]
         if self.gram_1NN is None:
             width = rows_BPN.shape[-1]

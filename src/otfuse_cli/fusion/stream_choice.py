@@ -34,24 +34,28 @@ def choose_heads(covariance_UU: Tensor, write_dU: Tensor, heads: int, most: int)
         heads: Of all parents.
         most: How many to take.
     """
-    ridge = _RIDGE * float(covariance_UU.diagonal().mean()) + 1e-300
+    ridge = _RIDGE * covariance_UU.diagonal().mean() + 1e-300
     wanted_Ud = covariance_UU @ write_dU.T
-    places = torch.arange(len(covariance_UU)).view(heads, -1)
+    places = torch.arange(len(covariance_UU), device=covariance_UU.device).view(heads, -1)
 
-    def explained(chosen: tuple[int, ...]) -> float:
-        inside = places[list(chosen)].flatten()
+    def explained(chosen: tuple[int, ...]) -> Tensor:
+        inside = torch.cat([places[head] for head in chosen])
         inner = covariance_UU[inside][:, inside].clone()
         inner.diagonal().add_(ridge)
-        factor = torch.linalg.cholesky(inner)
+        factor, failed = torch.linalg.cholesky_ex(inner)
         half = torch.linalg.solve_triangular(factor, wanted_Ud[inside], upper=False)
-        return float(half.square().sum())
+        return torch.where(failed == 0, half.square().sum(), -1.0)
+
+    def best(subsets: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+        """The first of those that explain most; a device is waited for once."""
+        scores = torch.stack([explained(subset) for subset in subsets]).tolist()
+        return subsets[max(range(len(subsets)), key=scores.__getitem__)]
 
     if comb(heads, most) <= _MOST_SUBSETS:
-        return max(combinations(range(heads), most), key=explained)
+        return best(list(combinations(range(heads), most)))
     chosen: tuple[int, ...] = ()
     for _ in range(most):  # greedy: the best head beside those taken
-        left = [h for h in range(heads) if h not in chosen]
-        chosen = (*chosen, max(left, key=lambda h: explained((*chosen, h))))
+        chosen = best([(*chosen, h) for h in range(heads) if h not in chosen])
     return tuple(sorted(chosen))
 
 
@@ -71,19 +75,21 @@ def choose_units(covariance_UU: Tensor, write_dU: Tensor, most: int, quotas: Quo
     # need U x U numbers and one column of each for every choice: d may be ten times U.
     written_UU = covariance_UU @ (write_dU.T @ write_dU) @ covariance_UU
     worth_U, left_U = written_UU.diagonal().clone(), covariance_UU.diagonal().clone()
-    ridge = _RIDGE * float(left_U.mean()) + 1e-300
+    ridge = _RIDGE * left_U.mean() + 1e-300
     free_U = torch.ones(len(left_U), dtype=torch.bool, device=left_U.device)
     columns_MU = covariance_UU.new_zeros(most, len(left_U))
     halves_MU = torch.zeros_like(columns_MU)
     for at, allowed_U in enumerate(turns(free_U, most, quotas)):
         power_U = left_U.clamp(min=0) + ridge
-        best = int(torch.where(free_U & allowed_U, worth_U / power_U, -1.0).argmax())
-        free_U[best] = False
-        root = power_U[best].sqrt()
+        # An index of one, never a number: a device would be waited for.
+        best_1 = torch.where(free_U & allowed_U, worth_U / power_U, -1.0).argmax(keepdim=True)
+        free_U.index_fill_(0, best_1, False)
+        root = power_U.index_select(0, best_1).sqrt()
         before_MU, half_MU = columns_MU[:at], halves_MU[:at]
-        column_U = (covariance_UU[best] - before_MU[:, best] @ before_MU) / root
-        common_U = written_UU[best] - before_MU[:, best] @ half_MU - half_MU[:, best] @ before_MU
-        half_U = (common_U - 0.5 * common_U[best] / root * column_U) / root
+        there_M, half_M = (m.index_select(1, best_1)[:, 0] for m in (before_MU, half_MU))
+        column_U = (covariance_UU.index_select(0, best_1)[0] - there_M @ before_MU) / root
+        common_U = written_UU.index_select(0, best_1)[0] - there_M @ half_MU - half_M @ before_MU
+        half_U = (common_U - 0.5 * common_U.index_select(0, best_1) / root * column_U) / root
         worth_U -= 2 * column_U * half_U
         left_U -= column_U.square()
         columns_MU[at], halves_MU[at] = column_U, half_U

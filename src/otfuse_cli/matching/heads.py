@@ -56,7 +56,8 @@ def match_heads(
     query_N, query_M = _queries(source, attention), _queries(anchor, attention)
     value_N, value_M = _values(source, attention), _values(anchor, attention)
     heads, groups = value_M[1].shape[:2]
-    order_NMg = torch.arange(groups).expand(heads, heads, groups)
+    device = value_M[1].device
+    order_NMg = torch.arange(groups, device=device).expand(heads, heads, groups)
     for _ in range(_ROUNDS if groups > 1 else 1):
         turn_q, score_q = _turn(
             _gram(query_N, query_M, order_NMg), free=attention.turns, pairs=pairs
@@ -69,11 +70,11 @@ def match_heads(
             _gram(query_N, query_M, order_NMg), free=attention.turns, pairs=pairs
         )
         turn_v, score_v = _turn(_gram(value_N, value_M, order_NMg), free=True)
-    index_M = maximise(score_q + score_v).index_M
-    assert index_M is not None
-    all_M = torch.arange(heads)
+    best_M = maximise(score_q + score_v).index_M
+    assert best_M is not None
+    index_M, all_M = best_M.to(device), torch.arange(heads, device=device)
     return HeadMoves(
-        index_M, order_NMg[index_M, all_M], turn_q[index_M, all_M], turn_v[index_M, all_M]
+        best_M, order_NMg[index_M, all_M], turn_q[index_M, all_M], turn_v[index_M, all_M]
     )
 
 
@@ -97,15 +98,16 @@ def _move(tensors: Tensors, part: Projection, index: Tensor, groups: Tensor, tur
 
 
 def _picked(held: Tensor, index: Tensor, groups: Tensor, spaces: Sequence[str | None]) -> Tensor:
-    held = held.index_select(0, index)
+    held = held.index_select(0, index.to(held.device))
     if len(spaces) < 3:
         return held
+    groups = groups.to(held.device)
     return torch.stack([head[order] for head, order in zip(held, groups, strict=True)])
 
 
 def _turned(held: Tensor, turns_Mii: Tensor, *, axis: int) -> Tensor:
     moved = held.movedim(axis, 1)
-    turned = torch.einsum("mij,mj...->mi...", turns_Mii, moved)
+    turned = torch.einsum("mij,mj...->mi...", turns_Mii.to(moved), moved)
     return turned.movedim(1, axis)
 
 
@@ -157,8 +159,9 @@ def _groups(
                 part = torch.einsum("nmgeij,nmij->nmeg", every, turn_NMii)
                 benefit = part if benefit is None else benefit + part
     assert benefit is not None
-    orders = [[maximise(pair).index_M for pair in row] for row in benefit]
-    return torch.stack([torch.stack([o for o in row if o is not None]) for row in orders])
+    orders = [[maximise(pair).index_M for pair in row] for row in benefit.cpu()]
+    stacked = torch.stack([torch.stack([o for o in row if o is not None]) for row in orders])
+    return stacked.to(benefit.device)
 
 
 def _turn(gram_NMii: Tensor, *, free: bool, pairs: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -167,7 +170,7 @@ def _turn(gram_NMii: Tensor, *, free: bool, pairs: Tensor | None = None) -> tupl
         left, values, right = torch.linalg.svd(gram_NMii)
         return left @ right, values.sum(-1)
     size = gram_NMii.shape[-1]
-    turn = torch.eye(size, dtype=gram_NMii.dtype).expand(gram_NMii.shape).clone()
+    turn = torch.eye(size).to(gram_NMii).expand(gram_NMii.shape).clone()
     if pairs is not None:
         one, two = pairs
         same = gram_NMii[..., one, one] + gram_NMii[..., two, two]

@@ -107,6 +107,8 @@ def observed_rows(
 def solve_rows(rows: ProducerRows, recipe: Recipe) -> Solution:
     """The transport plan between the units of a space, by the recipe's cost, mass and solver."""
     cost_NM = _cost(rows, recipe)
+    if recipe.solver == "exact":
+        cost_NM = cost_NM.cpu()  # where it is solved; what else is asked of it is asked there
     tie_NM = None
     if has_ties(cost_NM):
         raw = [joined(r, unit_norm=False) for r in (rows.source, rows.anchor)]

@@ -95,9 +95,11 @@ class Similarity:
     @cached_property
     def bound(self) -> float:
         """What no hard alignment can exceed: the sum of `|anchor| |source|`."""
-        return sum(
-            float(mine.norm(dtype=torch.float64) * theirs.norm(dtype=torch.float64))
-            for mine, theirs in map(self.read, self.tensors)
+        return float(
+            sum(
+                mine.norm(dtype=torch.float64) * theirs.norm(dtype=torch.float64)
+                for mine, theirs in map(self.read, self.tensors)
+            )
         )
 
     def twice(self, space: str) -> bool:
@@ -129,13 +131,14 @@ class Similarity:
 
     def objective(self, alignment: Alignment, names: Iterable[str] | None = None) -> float:
         """`sum <anchor, aligned source>` over all compared tensors, or over `names`."""
-        total = 0.0
+        total: torch.Tensor | float = 0.0
         for name in self.tensors if names is None else dict.fromkeys(names):
             mine, theirs = self.read(name)
             moved = transport(mine, name, self.source.graph, alignment, anchor=theirs)
             # Rows in their own dtype: converting as they are summed takes many times as long.
-            total += float((moved * theirs).flatten(min(1, moved.dim() - 1)).sum(-1).double().sum())
-        return total
+            rows = (moved * theirs).flatten(min(1, moved.dim() - 1)).sum(-1)
+            total = total + rows.double().sum()
+        return float(total)  # once: a device is waited for here
 
     def benefit(self, space: str, alignment: Alignment) -> torch.Tensor:
         """How much the objective gains by unit n for anchor unit m, all other maps as they are.

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..errors import UsageError
+from ..runtime import full_precision
 from .execute import Walk, flat_inputs
 from .moved_inputs import Run, move_inputs, variation
 from .samples import Samples
@@ -63,6 +64,7 @@ def drive_to_classes(
     return move_inputs(batches, move, steps=steps, progress=progress)
 
 
+@full_precision()
 def _drive(
     images: Tensor,
     runs: Sequence[Run],

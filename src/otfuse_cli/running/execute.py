@@ -16,6 +16,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from ..graph.trace.program import Program
+from ..runtime import full_precision
 from .samples import Samples
 
 
@@ -93,6 +94,7 @@ class Walk:
                 total += leaf.numel() * leaf.element_size()
         return total
 
+    @full_precision()
     def _run(self, end: int) -> None:
         for node in self.program.nodes[self._at : end]:
             if node.op == "call_function":

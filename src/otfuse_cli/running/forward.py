@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..errors import IncompatibleModels
 from ..graph.trace.export_settings import eval_mode, no_fast_path, without_cache
 from ..graph.trace.network_outputs import pick_outputs
+from ..runtime import full_precision
 from .exported_file import load_program
 from .factory import Network
 from .inputs import is_program, slots, static_batch
@@ -74,7 +75,7 @@ def logit_batches(
     for part in samples.batches(fixed or batch):
         filled = part if fixed is None else _filled(part, fixed)
         args, kwargs = _call(network, filled, device)
-        with eval_mode(module), no_fast_path(), torch.inference_mode():
+        with eval_mode(module), no_fast_path(), full_precision(), torch.inference_mode():
             try:
                 made = run_once(module, tensors, args, kwargs)
             except Exception as error:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..graph.analysis.batch_norms import RunningStatistics, running_statistics
+from ..runtime import full_precision
 from .execute import Walk, flat_inputs
 from .moved_inputs import Run, move_inputs, variation
 from .samples import Samples
@@ -151,6 +152,7 @@ class _Batch:
         """What the networks take."""
         return list(map(_scaled, self.free, self.scales))
 
+    @full_precision()
     @torch.enable_grad()
     def step(self, network: int, totals: _Totals, *, mirrored: bool) -> None:
         """One step toward what one network remembers, beside the others of the group."""

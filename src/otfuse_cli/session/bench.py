@@ -149,12 +149,11 @@ class Bench:
 
     def average(self, fused: Fused) -> Tensors:
         """All tensors of an average in memory, float32 on the device."""
-        return {
-            name: fused.tensor(
-                name, dtype=torch.float32 if info.dtype.is_floating_point else info.dtype
-            ).to(self.runtime.device)
-            for name, info in fused.whole.checkpoint.infos.items()
-        }
+        tensors: Tensors = {}
+        for name, info in fused.whole.checkpoint.infos.items():
+            dtype = torch.float32 if info.dtype.is_floating_point else info.dtype
+            tensors[name] = fused.tensor(name, dtype=dtype, device=self.runtime.device)
+        return tensors
 
     def agreement(self, tensors: Mapping[str, Tensor]) -> float:
         """How often a network at the anchor's widths says what the parents' ensemble says."""

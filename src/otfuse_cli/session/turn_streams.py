@@ -63,7 +63,8 @@ def turn(
         used: Indices of those that count.
         arch: `--arch`, for messages.
         recipe: With `residual orthogonal`.
-        runtime: Progress; the work is done on the CPU in float64.
+        runtime: Progress, and where sources are matched, in float64. Functions are checked, and
+            what moves is moved, on the CPU.
 
     Raises:
         PostNorm: Norms stand on the stream itself.
@@ -82,6 +83,7 @@ def turn(
         tests[at] = _Test(source_network, separate.names, graph)
     anchor = parents.anchor
     anchor_tensors, worst = _settled(anchor, stream, test)
+    anchor_placed = _placed(anchor_tensors, runtime)
     pairs = test.rotary(anchor_tensors, stream)
     tensors = {anchor.index: anchor_tensors}
     matches: dict[int, Match] = {}
@@ -90,8 +92,9 @@ def turn(
             continue
         its = tests.get(source.index, test)
         source_tensors, error = _settled(source, stream, its)
+        source_placed = _placed(source_tensors, runtime)
         moves = match_rotated(
-            source_tensors, anchor_tensors, graph, stream, pairs=pairs, progress=_told(runtime)
+            source_placed, anchor_placed, graph, stream, pairs=pairs, progress=_told(runtime)
         )
         moved = move(source_tensors, graph, stream, moves)
         worst = max(worst, error, its.change(source_tensors, moved, source.checkpoint.label))
@@ -103,6 +106,10 @@ def turn(
     turned = replace(parents, models=models, whole=models[parents.anchor_index])
     repair = Repair(rows=restored(graph, stream) if recipe.repair == "auto" else {})
     return Turned(turned, matches, repair, Checks("kept", worst))
+
+
+def _placed(tensors: Tensors, runtime: Runtime) -> Tensors:
+    return {name: tensor.to(runtime.device) for name, tensor in tensors.items()}
 
 
 def _told(runtime: Runtime) -> Callable[[int, int], None]:

@@ -74,7 +74,7 @@ def solve(
     cost is taken, then the one nearest to the identity.
 
     Args:
-        cost_NM: Any floating dtype and device; solved in float64.
+        cost_NM: Any floating dtype and device; solved in float64, exactly on the CPU.
         mass_N: Source masses, float, summing to 1; None = uniform.
         mass_M: Anchor masses, likewise.
         solver: Exact or Sinkhorn (log domain).
@@ -87,6 +87,8 @@ def solve(
         UsageError: `epsilon` is not a positive number.
         ValueError: Empty or mismatched shapes, masses that are negative or don't sum to 1.
     """
+    if solver is Solver.EXACT:
+        cost_NM = cost_NM.cpu()
     _check_cost(cost_NM)
     n, m = cost_NM.shape
     _check_tie(tie_NM, cost_NM)
@@ -113,7 +115,7 @@ def maximise(similarity_NN: Tensor, *, tie_NN: Tie | None = None, proved: bool =
     """The hard plan of the largest total similarity, by linear assignment.
 
     Args:
-        similarity_NN: Square, any floating dtype and device; solved in float64.
+        similarity_NN: Square, any floating dtype and device; solved in float64 on the CPU.
         tie_NN: Secondary cost (least wins) among equally good plans; then nearest to the identity.
         proved: False for a step on the way, in half the time: what the solver says is taken, also
             which of equally good plans.
@@ -122,6 +124,7 @@ def maximise(similarity_NN: Tensor, *, tie_NN: Tie | None = None, proved: bool =
         SolveFailed: The similarity is not finite.
         ValueError: Not square, or empty.
     """
+    similarity_NN = similarity_NN.cpu()
     _check_cost(similarity_NN)
     if similarity_NN.shape[0] != similarity_NN.shape[1]:
         raise ValueError(f"an assignment is square, got {tuple(similarity_NN.shape)}")

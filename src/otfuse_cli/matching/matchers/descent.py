@@ -123,6 +123,8 @@ def _step(
     taken does not depend on the solver.
     """
     benefit = work.benefit(space, current)
+    if recipe.solver == "exact":  # on the CPU: one transfer, for plans and what they are worth
+        benefit = benefit.cpu()
     old = _maps_of(space, current)
     stack = benefit if benefit.dim() == 3 else benefit[None]
     solved = [_best(part, map, recipe, proved) for part, map in zip(stack, old, strict=True)]

@@ -80,7 +80,9 @@ def relax(
         watch: Told the objective after each step.
     """
     sizes = {s: work.anchor.graph.spaces[s].size for s in spaces}
-    weights = dict(start or {s: torch.full((n, n), 1.0 / n) for s, n in sizes.items()})
+    device = work.anchor.device
+    even = {s: torch.full((n, n), 1.0 / n, device=device) for s, n in sizes.items()}
+    weights = {s: w.to(device) for s, w in (start or even).items()}
     line = RelaxedPath(work, spaces, held)
     value = work.objective(line.at(weights))
     gradients = line.gradients(weights)
@@ -94,7 +96,7 @@ def relax(
         step, best = line_search(value, slope, line.knots, values)
         if best - value <= _GAIN * abs(value):
             break
-        weights = {s: torch.lerp(w, _matrix(vertices[s]), step) for s, w in weights.items()}
+        weights = {s: torch.lerp(w, _matrix(vertices[s], w), step) for s, w in weights.items()}
         gradients = line.moved(gradients, weights, step)
         value = best
         if watch is not None:
@@ -125,11 +127,11 @@ class RelaxedPath:
         return replace(self._held, maps={**self._held.maps, **relaxed})
 
     def gradients(self, maps: Mapping[str, torch.Tensor | Map]) -> dict[str, torch.Tensor]:
-        """Of every space, on the CPU."""
+        """Of every space, on the device."""
         if any(isinstance(map, torch.Tensor) for map in maps.values()):
             self._work.flop += self._work.dense_flop(self._spaces)
         at = self.at(maps)
-        return {s: self._work.benefit(s, at).cpu() for s in self._spaces}
+        return {s: self._work.benefit(s, at) for s in self._spaces}
 
     def values(
         self,
@@ -163,12 +165,13 @@ def _slope(
     vertices: Mapping[str, Permutation],
 ) -> float:
     """What the objective gains on the way to the vertices, to first order."""
-    slope = 0.0
+    slope: torch.Tensor | float = 0.0
     for space, gradient_NN in gradients.items():
-        index_N = vertices[space].index_M
-        slope += float(gradient_NN[index_N, torch.arange(len(index_N))].sum(dtype=torch.float64))
-        slope -= float((gradient_NN * weights[space]).sum(dtype=torch.float64))
-    return slope
+        index_N = vertices[space].index_M.to(gradient_NN.device)
+        picked_N = gradient_NN[index_N, torch.arange(len(index_N), device=index_N.device)]
+        slope = slope + picked_N.sum(dtype=torch.float64)
+        slope = slope - (gradient_NN * weights[space]).sum(dtype=torch.float64)
+    return float(slope)
 
 
 def line_search(
@@ -202,14 +205,14 @@ def _towards(
     """The maps at a share of the way to the vertices; the vertices themselves need no product."""
     if step == 1.0:
         return dict(vertices)
-    return {s: Relaxed(torch.lerp(w, _matrix(vertices[s]), step)) for s, w in weights.items()}
+    return {s: Relaxed(torch.lerp(w, _matrix(vertices[s], w), step)) for s, w in weights.items()}
 
 
-def _matrix(vertex: Permutation) -> torch.Tensor:
-    n = len(vertex.index_M)
-    matrix_NN = torch.zeros(n, n)
-    matrix_NN[vertex.index_M, torch.arange(n)] = 1.0
-    return matrix_NN
+def _matrix(vertex: Permutation, like_NN: torch.Tensor) -> torch.Tensor:
+    """A vertex as a dense matrix, where another one is."""
+    matrix_NN = torch.zeros_like(like_NN)
+    index_1N = vertex.index_M.to(like_NN.device)[None]
+    return matrix_NN.scatter_(0, index_1N, 1.0)
 
 
 def _index(plan: Plan) -> torch.Tensor:

@@ -100,7 +100,7 @@ def move(tensors: Mapping[str, Tensor], graph: LayerGraph, stream: Stream, moves
             move_heads(moved, attention, moves.heads[attention.heads])
     for space, index_M in moves.units.items():
         for held, at in _places(moved, graph, space):
-            held.copy_(held.index_select(at, index_M))
+            held.copy_(held.index_select(at, index_M.to(held.device)))
     return moved
 
 
