@@ -203,6 +203,7 @@ def test_auto_takes_what_agrees_more_on_what_was_held_out(factory):
     assert last.name == chosen
 
 
+@pytest.mark.slow
 def test_joint_searches_once_and_judges_no_maps(factory):
     """What is matched is a report's, and an average's to fall back on."""
     arch = factory()

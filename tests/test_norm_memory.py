@@ -153,6 +153,7 @@ def parent(source, name, seed=0, *widths):
     return architecture(f"{source}:{name}", shapes), module, state
 
 
+@pytest.mark.quick_cases("vectors", "images")
 @pytest.mark.parametrize("name", ["vectors", "signals", "images", "volumes", "bare"])
 def test_norms_see_what_they_saw_whatever_the_rank(source, name):
     known, module, state = parent(source, name)
@@ -261,6 +262,7 @@ def test_a_merge_takes_them_without_asking(source):
     assert any(not torch.equal(fused[name], further[name]) for name in fused)
 
 
+@pytest.mark.slow
 def test_a_saved_program_is_enough(source, tmp_path):
     """Its passes are as large as its example: two inputs, and the statistics are the group's."""
     module, examples = made("images")

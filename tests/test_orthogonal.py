@@ -131,7 +131,7 @@ def test_key_and_value_biases_of_a_vit_are_gone():
         assert not after[attention.values.bias.tensor].any()
 
 
-@pytest.mark.quick_cases("vit")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETS)
 def test_moves_keep_the_function_and_are_found_again(name):
     graph, stream = known(name)

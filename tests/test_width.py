@@ -164,6 +164,7 @@ def test_the_anchors_width_is_plain_joint_fusion():
     assert [step.name for step in report.yardsticks] == ["parent 0", "parent 1 (anchor)"]
 
 
+@pytest.mark.quick_cases("1.5")
 @pytest.mark.parametrize("width", [1.5, 2])
 def test_a_network_with_itself_keeps_its_function(width):
     net = seeded(residual(), 0)
@@ -214,6 +215,7 @@ def test_a_transformer_with_itself_keeps_its_function_and_has_its_config(name, t
     assert otfuse_cli.inspect(out).graph.spaces
 
 
+@pytest.mark.slow
 def test_code_that_makes_other_heads_is_refused():
     class Heads(nn.Module):
         """Four heads of whatever width there is, on a stream that stays in place."""
@@ -241,6 +243,7 @@ def test_code_that_makes_other_heads_is_refused():
     assert "take the checkpoint's shapes" in raised.value.fix
 
 
+@pytest.mark.slow
 def test_more_width_agrees_more():
     parents = [seeded(lambda: nets.Mlp((12, 6, 6, 9)), at) for at in (0, 1)]
     x = torch.randn(300, 12)
