@@ -264,7 +264,7 @@ class Added(nn.Module):
 
 @pytest.mark.parametrize(
     ("function", "reaches"),
-    [(nn.Identity(), True), (nn.Dropout(), True), (nn.Tanh(), False)],
+    [(nn.Identity(), True), (nn.Dropout(), True), (nn.Flatten(), True), (nn.Tanh(), False)],
     ids=str,
 )
 def test_a_layer_answers_for_a_sum_only_if_nothing_changes_its_values(function, reaches):

@@ -28,7 +28,9 @@ _SAME = frozenset({"dropout", "alias", "clone", "contiguous", "detach"})
 # Functions that keep the order of scores.
 _MONOTONE = frozenset({"sigmoid", "softmax", "_softmax", "log_softmax", "_log_softmax"})
 # Operations that keep the rows of a linear layer in order, where the last axis stays as it is.
-_VIEWS = frozenset({"view", "reshape", "_unsafe_view", "unflatten"})
+_VIEWS = frozenset(
+    {"view", "reshape", "_unsafe_view", "unflatten", "flatten", "squeeze", "unsqueeze"}
+)
 _TURNS = frozenset({"t", "transpose", "permute", "numpy_T"})
 
 
