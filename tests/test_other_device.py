@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +15,7 @@ from safetensors.torch import save_file
 import nets
 import otfuse_cli
 import test_joint
+from conftest import ROOT
 from nets import from_factory as build
 from otfuse_cli.commands import evaluate, inspect, prune
 from otfuse_cli.fusion.pivoted_cholesky import choose_pivots
@@ -29,6 +33,7 @@ from otfuse_cli.transport.solve import maximise, solve
 from other_device import Elsewhere, other_device, transfers
 from test_matchers import EVERY, models
 
+ALONE = "OTFUSE_TEST_ALONE"  # in the environment of a test that runs alone
 MATCHED = {
     **{matcher: {"matcher": matcher} for matcher in EVERY},
     "by norm": {"matcher": "descent", "mass": "norm"},
@@ -68,6 +73,17 @@ def on_both(verb, *models, **options):
 
 def equal(one, two):
     return one.keys() == two.keys() and all(torch.equal(one[n], two[n]) for n in one)
+
+
+def run_alone(test):
+    """A test in a process of its own: autograd counts devices at the first backward pass of one."""
+    kept = {n: value for n, value in os.environ.items() if not n.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
+    done = subprocess.run(
+        command, cwd=ROOT, env=kept | {ALONE: "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert "1 passed" in done.stdout
 
 
 def pair(make):
@@ -146,7 +162,10 @@ def test_several_models(device):
 
 @pytest.mark.parametrize("options", WITH_INPUTS.values(), ids=WITH_INPUTS)
 @pytest.mark.slow
-def test_with_inputs(device, factory, parents, options):
+def test_with_inputs(device, factory, parents, options, request):
+    if "synthetic" in options and ALONE not in os.environ:
+        run_alone(request.node.nodeid)
+        return
     if "synthetic" in options:
         options = {"num_samples": 40, "matcher": "sweep", "blend": "average", **options}
     else:
