@@ -77,6 +77,15 @@ def test_ridge_is_lstsq_in_both_forms(n, d, o, ridge, with_bias, seed):
         assert found.after <= found.before + 1e-12
 
 
+def test_rows_are_counted_as_they_are_weighted():
+    """A weight that float32 rounds: sums of rows and their number have to go together."""
+    weights = torch.full((50,), 0.02, dtype=torch.float64)
+    sums = Ridge(draw(1, 2, 4), None, rows=50)
+    sums.add(draw(1, 50, 4).float(), draw(1, 50, 2, seed=1).float(), weights)
+    assert sums.rows == float(weights.float().double().sum())
+    assert sums.rows != float(weights.sum())
+
+
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_rows_in_float32_with_a_large_mean_lose_no_digits_to_it(with_bias, weighted):

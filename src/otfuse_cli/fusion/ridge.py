@@ -85,9 +85,14 @@ class Ridge:
             rest = self._missed(inputs_gnD.double(), target.double())
             missed, wanted = _squares(rest, target)
         inputs = inputs_gnD - self.shift_gD.to(inputs_gnD)[:, None]
-        once_n = inputs.new_ones(inputs.shape[1])
-        many_n = once_n if weights_n is None else weights_n.to(inputs)
-        self.rows += len(once_n) if weights_n is None else float(weights_n.sum(dtype=torch.float64))
+        if weights_n is None:
+            many_n = inputs.new_ones(inputs.shape[1])
+            self.rows += len(many_n)
+        else:
+            # Counted as they are weighted: rounded to the dtype of the rows, wherever they lie.
+            weights_n = weights_n.to(inputs.dtype)
+            many_n = weights_n.to(inputs)
+            self.rows += float(weights_n.sum(dtype=torch.float64))
         # Products, even with ones: the same as sums, in a fifth of the time.
         self.sum_gD += many_n @ inputs
         self.rest_gO += many_n.to(rest) @ rest
