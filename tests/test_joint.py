@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 import nets
 import otfuse_cli
 from nets import from_factory as build
-from otfuse_cli.errors import IncompatibleModels, UsageError
+from otfuse_cli.errors import IncompatibleModels, SolveFailed, UsageError
 from otfuse_cli.fusion.choose_by_readers import choose_written, written
 from otfuse_cli.fusion.lockstep import Parent
 from otfuse_cli.fusion.pivoted_cholesky import choose_pivots, combinations
+from otfuse_cli.fusion.stream_choice import choose_heads
 from otfuse_cli.graph.trace.from_module import export, trace
 from otfuse_cli.graph.trace.program import labelled_program
 from otfuse_cli.running.chance import clearly_more
@@ -333,3 +334,10 @@ def test_joint_needs_inputs(factory):
     states = [build(factory(), seed).state_dict() for seed in (1, 2)]
     with pytest.raises(UsageError, match="--blend joint needs inputs"):
         otfuse_cli.merge(*states, arch=factory(), blend="joint")
+
+
+def test_heads_that_put_out_nothing_finite_are_no_choice():
+    covariance = torch.eye(8, dtype=torch.float64)
+    covariance[0, 0] = torch.nan
+    with pytest.raises(SolveFailed, match="covariance of heads"):
+        choose_heads(covariance, torch.ones(3, 8, dtype=torch.float64), 4, 2)

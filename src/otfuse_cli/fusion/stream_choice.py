@@ -15,6 +15,8 @@ from math import comb
 import torch
 from torch import Tensor
 
+from ..errors import SolveFailed
+
 # Which units, as a mask, and how many of them.
 Quotas = Sequence[tuple[Tensor, int]]
 
@@ -33,6 +35,9 @@ def choose_heads(covariance_UU: Tensor, write_dU: Tensor, heads: int, most: int)
         write_dU: What each writes to the stream.
         heads: Of all parents.
         most: How many to take.
+
+    Raises:
+        SolveFailed: The covariance is none: not finite, or not positive.
     """
     ridge = _RIDGE * covariance_UU.diagonal().mean() + 1e-300
     wanted_Ud = covariance_UU @ write_dU.T
@@ -49,6 +54,12 @@ def choose_heads(covariance_UU: Tensor, write_dU: Tensor, heads: int, most: int)
     def best(subsets: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
         """The first of those that explain most; a device is waited for once."""
         scores = torch.stack([explained(subset) for subset in subsets]).tolist()
+        if min(scores) < 0:
+            raise SolveFailed(
+                "the covariance of heads can't be solved with",
+                why="what they put out on the inputs is not finite",
+                fix="look at the inputs and at the models with otfuse eval",
+            )
         return subsets[max(range(len(subsets)), key=scores.__getitem__)]
 
     if comb(heads, most) <= _MOST_SUBSETS:
