@@ -20,7 +20,17 @@ from ..session.architectures import arch_of_each, arch_record
 from ..session.graph_records import graph_record
 from ..session.parents import Parents, assemble, open_checkpoints
 from ..session.widened import wide_architecture
-from .evaluate import Evaluator, distinct, finite, measured_on, measures, remarks, set_up, together
+from .evaluate import (
+    Evaluator,
+    distinct,
+    finite,
+    for_each,
+    measured_on,
+    measures,
+    remarks,
+    set_up,
+    together,
+)
 from .merge import merge_tensors
 
 # Between the anchor's width and that of all checkpoints together.
@@ -61,13 +71,8 @@ def run_width_curve(request: CurveRequest, progress: Progress) -> Report:
             bench = set_up(request, parents.shared_architecture, arch, request.seed, device)
             inputs = tuple(c.record() for c in checkpoints)
         with watch("evaluate"):
-            own = {at: bench.of(of_model) for at, of_model in parents.own_architectures.items()}
-            benches = [
-                own.get(model.index, bench).at_widths_of(model, parents.architecture(model.index))
-                for model in parents.models
-            ]
             names = distinct([c.label for c in checkpoints])
-            alone = together(benches, names, parents.models, progress)
+            alone = together(for_each(bench, parents), names, parents.models, progress)
     points, widths = {}, _widths(request)
     for done, width in enumerate(widths):
         progress("evaluate", done, len(widths))

@@ -24,7 +24,7 @@ from ..running.samples import Samples, load_samples
 from ..runtime import Progress, Stopwatch, peak_rss_bytes, resolve_device, silent
 from ..session.architectures import arch_of_each, arch_record
 from ..session.graph_records import graph_record
-from ..session.parents import assemble, open_checkpoints
+from ..session.parents import Parents, assemble, open_checkpoints
 from .merge import merge_tensors
 
 State = Mapping[str, torch.Tensor]
@@ -103,15 +103,7 @@ def run_evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> Re
         with watch("read"):
             arch = arch_of_each(request.arch, len(checkpoints))[0]
             bench = set_up(request, parents.shared_architecture, arch, request.seed, device)
-            separate = {
-                at: bench.of(of_model) for at, of_model in parents.own_architectures.items()
-            }
-            benches = [
-                separate.get(model.index, bench).at_widths_of(
-                    model, parents.architecture(model.index)
-                )
-                for model in parents.models
-            ]
+            benches = for_each(bench, parents)
             inputs = tuple(c.record() for c in checkpoints)
         names = distinct([c.label for c in checkpoints])
         with watch("evaluate"):
@@ -215,6 +207,17 @@ def _check_count(request: EvaluateRequest) -> None:
             raise UsageError(
                 "one checkpoint has no mean", where=flag, fix="name two checkpoints or more"
             )
+
+
+def for_each(bench: Evaluator, parents: Parents) -> list[Evaluator]:
+    """One for each model: with its own network where it has one, at its own widths."""
+    benches = []
+    for model in parents.models:
+        architecture = parents.architecture(model.index)
+        separate = model.index in parents.own_architectures
+        own = bench.of(architecture) if separate else bench
+        benches.append(own.at_widths_of(model, architecture))
+    return benches
 
 
 def together(
