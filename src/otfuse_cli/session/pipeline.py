@@ -37,7 +37,6 @@ from .parents import MEDOID, Parents, find_medoid, open_checkpoints
 from .recipe_record import recipe_record
 from .remarks import remarks_on_maps, unlike_widths
 from .turn_streams import Turned, turn
-from .widened import Wide, widen
 from .write_fused import output_infos, write_fused
 
 if TYPE_CHECKING:
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
 
     from .bench import Bench
     from .improve import Improved
+    from .widened import Wide
 
 
 def run(
@@ -248,6 +248,8 @@ class _Fusion:
         plan = self.plan
         if plan.width is None:
             return
+        from .widened import widen
+
         arch = arch_of_each(plan.options.arch, len(plan.checkpoints))[plan.anchor_index]
         self.wide = widen(self.parents, plan.width, plan.weights, arch=arch, output=plan.output)
         self.parents = self.wide.parents
