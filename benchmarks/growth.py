@@ -17,6 +17,8 @@ import tempfile
 from itertools import pairwise
 from pathlib import Path
 
+import processes
+
 OTFUSE = "import sys; from otfuse_cli.cli.app import main; sys.exit(main(sys.argv[1:]))"
 ROWS = [
     *(("width", width, 4, 2) for width in (256, 512, 1024, 2048)),
@@ -36,11 +38,8 @@ def merge(folder: Path, width: int, depth: int, models: int) -> tuple[float, flo
     options = ["--arch", "mlp", "--matcher", "sweep", "--overwrite", "-q"]
     command = [sys.executable, "-c", OTFUSE, "merge", *paths, "-o", out, *options]
     environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    with subprocess.Popen(command, env=environment) as process:
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0, command
-    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+    taken = processes.run(command, environment)
+    return taken.cpu, taken.peak
 
 
 def write(path: str, width: int, depth: int, seed: int) -> None:

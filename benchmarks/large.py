@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+
+import processes
 
 AVERAGE = """
 import sys, torch
@@ -82,13 +83,9 @@ def run(command: list[str]) -> tuple[float, float, float]:
     """Wall seconds with `sync`, CPU seconds and the peak memory (MiB) of the process."""
     subprocess.run(["sync"], check=True)
     began = time.perf_counter()
-    with subprocess.Popen(command) as process:
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
+    taken = processes.run(command)
     subprocess.run(["sync"], check=True)
-    assert process.returncode == 0, (process.returncode, command)
-    cpu = usage.ru_utime + usage.ru_stime
-    return time.perf_counter() - began, cpu, usage.ru_maxrss / 1024
+    return time.perf_counter() - began, taken.cpu, taken.peak
 
 
 def main() -> None:

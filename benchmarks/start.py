@@ -9,11 +9,12 @@ pip does when it installs them.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from statistics import median
+
+import processes
 
 SHARED = Path(os.environ.get("OTFUSE_SHARED", Path(__file__).parents[2] / "shared"))
 OTFUSE = "import sys; from otfuse_cli.cli.app import main; sys.exit(main(sys.argv[1:]))"
@@ -22,11 +23,7 @@ OTFUSE = "import sys; from otfuse_cli.cli.app import main; sys.exit(main(sys.arg
 def cpu(command: list[str], compiled: str) -> float:
     """CPU seconds of a process that finds and leaves compiled modules in a folder."""
     environment = os.environ | {"PYTHONPYCACHEPREFIX": compiled, "PYTHONDONTWRITEBYTECODE": ""}
-    with subprocess.Popen(command, env=environment) as process:
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0, command
-    return usage.ru_utime + usage.ru_stime
+    return processes.run(command, environment).cpu
 
 
 def seconds_of_both(rounds: int) -> dict[str, list[float]]:

@@ -13,9 +13,10 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from statistics import median
+
+import processes
 
 SHARED = Path(os.environ.get("OTFUSE_SHARED", Path(__file__).parents[2] / "shared"))
 OTFUSE = "import sys; from otfuse_cli.cli.app import main; sys.exit(main(sys.argv[1:]))"
@@ -27,12 +28,8 @@ def seconds(command: list[str]) -> tuple[float, float]:
     """Wall and CPU seconds of a process with the default number of threads."""
     unset = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY")
     environment = {name: value for name, value in os.environ.items() if name not in unset}
-    started = time.perf_counter()
-    with subprocess.Popen([sys.executable, "-c", *command], env=environment) as process:
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0, command
-    return time.perf_counter() - started, usage.ru_utime + usage.ru_stime
+    taken = processes.run([sys.executable, "-c", *command], environment)
+    return taken.wall, taken.cpu
 
 
 def main() -> None:
