@@ -443,3 +443,11 @@ def test_a_curve_over_widths(cli, tmp_path, monkeypatch):
     assert cli(*line, "--over", "width", "--widths", "0,2").code == 2
     assert cli(*line, "--over", "width", "--matcher", "sweep").code == 2
     assert cli(*line, "--over", "width", "--widths", "3", "--inputs", "x.npz").code == 2
+
+
+def test_a_curve_refuses_a_width_before_it_opens_anything(cli):
+    files = ("nowhere-a.pt", "nowhere-b.pt", "--arch", "mlp", "--samples", "nowhere.npz")
+    done = cli("curve", *files, "--over", "width", "--widths", "1,3")
+    assert done.code == 2
+    assert "--widths 3" in done.err
+    assert "use at most 2" in done.err

@@ -20,6 +20,7 @@ from ..session.architectures import arch_of_each, arch_record
 from ..session.graph_records import graph_record
 from ..session.parents import Parents, assemble, open_checkpoints
 from ..session.widened import wide_architecture
+from ..session.width_rules import require_factor
 from .evaluate import (
     Evaluator,
     distinct,
@@ -125,6 +126,8 @@ def _check(request: CurveRequest) -> None:
             why="joint fusion matches no units",
             fix="leave it out",
         )
+    for width in _widths(request):
+        require_factor(f"--widths {width:g}", width, len(request.checkpoints))
     if request.plot is not None:
         check_plot(request.plot, overwrite=request.overwrite)
 

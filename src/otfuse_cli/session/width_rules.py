@@ -33,7 +33,7 @@ def asked_width(request: MergeRequest, weights: Sequence[float], rules: Rules) -
     if request.width is not None:
         named = {f"--width {request.width:g}": request.width, **named}
     for where, factor in named.items():
-        _require_factor(where, factor, parents)
+        require_factor(where, factor, parents)
     if not request.has_inputs:
         _require_whole(width, named)
     return width
@@ -61,7 +61,12 @@ def _unfit(request: MergeRequest, rules: Rules) -> Iterator[tuple[str, str, str]
         yield where, joint, "leave it out"
 
 
-def _require_factor(where: str, factor: float, parents: int) -> None:
+def require_factor(where: str, factor: float, parents: int) -> None:
+    """Refuse a width that no units are there for.
+
+    Raises:
+        UsageError: It is not above 0, or wider than all models together.
+    """
     if not factor > 0:
         raise UsageError(
             "a width is a factor above 0", where=where, fix="1.5 is half as wide again"
