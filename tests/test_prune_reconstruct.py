@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -336,10 +335,10 @@ def test_a_channel_that_is_dead_keeps_its_prior():
 @pytest.mark.parametrize(("amount", "floor"), [(0.5, 96.9), (0.8, 94.8)])
 def test_mnist(shared, amount, floor):
     """Measured: 97.20, 95.43; ot 95.79, 86.13; l1 89.03, 62.48."""
-    from test_real_pairs import evaluate, score
+    from test_real_pairs import images, score
 
     path = shared / "checkpoints" / "mnist-mlpnet-0.checkpoint"
-    x, _ = evaluate().mnist("train")
+    x, _ = images("mnist", "train")
     pruned, _ = otfuse_cli.prune(
         path, amount=amount, criterion="reconstruct", samples=x, arch="mlp"
     )
@@ -349,11 +348,10 @@ def test_mnist(shared, amount, floor):
 @pytest.mark.slow
 def test_one_layer_of_a_vgg(shared):
     """Measured on 3,000 test images: 83.07; ot 79.33, l1 74.63."""
-    from test_real_pairs import evaluate, score
+    from test_real_pairs import images, network_of, score
 
     path = shared / "checkpoints" / "cifar10-vgg11half-0.safetensors"
-    x, _ = evaluate().cifar("train")
+    x, _ = images("cifar", "train")
     half, given = {"features.8": 0.5}, {"criterion": "reconstruct", "samples": x}
-    arch = f"{Path(evaluate().__file__).with_name('networks.py')}:vgg11half"
-    pruned, _ = otfuse_cli.prune(path, layer=half, arch=arch, **given)
-    assert score(pruned) >= 82
+    pruned, _ = otfuse_cli.prune(path, layer=half, arch=network_of("vgg11half"), **given)
+    assert score(pruned, 3_000) >= 82

@@ -32,8 +32,24 @@ def evaluate() -> ModuleType:
     return load_example("evaluate")
 
 
-def score(tensors: dict[str, torch.Tensor]) -> float:
-    return evaluate().accuracy({n: t.float() for n, t in tensors.items()})
+@cache
+def images(data: str, split: str = "test") -> tuple[torch.Tensor, torch.Tensor]:
+    """Of "mnist" or "cifar", read once: half a gigabyte takes seconds."""
+    found: tuple[torch.Tensor, torch.Tensor] = getattr(evaluate(), data)(split)
+    return found
+
+
+def score(tensors: dict[str, torch.Tensor], number: int | None = None) -> float:
+    """Percent of the test set, or of `number` images of it where the answer is far from open.
+
+    On 10,000 images of CIFAR-10 a network takes half a minute of a core.
+    """
+    x, y = images("mnist" if "fc1.weight" in tensors else "cifar")
+    if number is not None:
+        chosen = evaluate().draw(y, number)
+        x, y = x[chosen], y[chosen]
+    found: float = evaluate().accuracy_on({n: t.float() for n, t in tensors.items()}, x, y)
+    return found
 
 
 def pair(shared: Path, stem: str, suffix: str = ".safetensors") -> tuple[str, str]:
@@ -79,20 +95,21 @@ def test_endpoints_return_the_parents_bit_for_bit(shared, stem):
 def test_the_aligned_source_computes_what_the_source_computed(shared, stem):
     a, b = pair(shared, stem)
     fused, _ = otfuse_cli.merge(a, b, weights=(1, 0))
-    images, _ = evaluate().cifar()
     states = evaluate().load(a), {n: t.float() for n, t in fused.items()}
-    before, after = (evaluate().logits_on(state, images[:1_000]) for state in states)
+    before, after = (evaluate().logits_on(s, images("cifar")[0][:500]) for s in states)
     assert (before - after).abs().max() < 1e-4 * before.abs().max()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "expected", "within"),
-    [({"paper": True}, 70.4, 0.5), ({"align": "none"}, 16.7, 0.1)],
+    [({"paper": True}, 70.4, 0.5), ({"align": "none"}, 16.7, 2.5)],
+    ids=["paper", "plain"],
 )
 def test_vgg(shared, options, expected, within):
     fused, _ = otfuse_cli.merge(*pair(shared, "cifar10-vgg11half"), **options)
-    assert score(fused) == pytest.approx(expected, abs=within)
+    number = None if "paper" in options else 1_000
+    assert score(fused, number) == pytest.approx(expected, abs=within)
 
 
 @pytest.mark.slow
@@ -101,18 +118,16 @@ def test_vgg(shared, options, expected, within):
 )
 def test_a_traced_graph_keeps_the_function_of_real_networks(shared, stem, network):
     """Outputs of source and aligned source on real images, in float32."""
-    arch = f"{Path(__file__).parents[1] / 'examples' / 'networks.py'}:{network}"
     a, b = pair(shared, stem)
-    fused, report = otfuse_cli.merge(a, b, weights=(1, 0), arch=arch)
+    fused, report = otfuse_cli.merge(a, b, weights=(1, 0), arch=network_of(network))
     assert report.checks.function == "kept"
     assert report.checks.max_error < 1e-10
     module, _ = getattr(load_example("networks"), network)()
-    images, _ = evaluate().cifar()
     outputs = []
     for tensors in (evaluate().load(a), {n: t.float() for n, t in fused.items()}):
         module.load_state_dict(tensors, strict=False)
         with torch.no_grad():
-            found = module.eval()(images[:64])
+            found = module.eval()(images("cifar")[0][:64])
         outputs.append(getattr(found, "logits", found))
     assert (outputs[0] - outputs[1]).abs().max() < 1e-4 * outputs[0].abs().max()
 
@@ -127,9 +142,9 @@ def test_a_traced_graph_keeps_the_function_of_real_networks(shared, stem, networ
     ],
 )
 def test_the_default_without_data(shared, stem, suffix, floor):
-    """Measured: 97.04, 79.82, 72.23."""
+    """Measured on the whole test set: 97.04, 79.82, 72.23."""
     fused, report = otfuse_cli.merge(*pair(shared, stem, suffix))
-    assert score(fused) >= floor
+    assert score(fused, 4_000) >= floor
     objectives = [c.objective for c in report.candidates]
     assert max(objectives) == next(c.objective for c in report.candidates if c.chosen)
 
@@ -139,7 +154,7 @@ def test_repair_is_what_batch_norm_needs(shared):
     a, b = pair(shared, "cifar10-resnet18w16")
     with_it, _ = otfuse_cli.merge(a, b, matcher="descent")
     without, _ = otfuse_cli.merge(a, b, matcher="descent", repair="none")
-    assert score(with_it) > score(without) + 40
+    assert score(with_it, 1_000) > score(without, 1_000) + 40
 
 
 def network_of(name: str) -> str:
@@ -149,8 +164,7 @@ def network_of(name: str) -> str:
 
 def training_inputs(stem: str) -> dict[str, torch.Tensor]:
     """Unlabelled images of the training split; `num_samples` and `seed` draw from them."""
-    images, _ = evaluate().mnist("train") if stem == "mnist-mlpnet" else evaluate().cifar("train")
-    return {"x": images}
+    return {"x": images("mnist" if stem == "mnist-mlpnet" else "cifar", "train")[0]}
 
 
 @pytest.mark.slow
@@ -268,7 +282,7 @@ def test_half_as_wide_again_is_as_good_as_the_parents(shared, network, floor):
         *pair(shared, f"cifar10-{network}"), arch=network_of(network), width=1.5,
         num_samples=1_000, samples=training_inputs(f"cifar10-{network}"),
     )  # fmt: skip
-    report = otfuse_cli.evaluate(fused, arch=network_of(network), samples=evaluate().cifar())
+    report = otfuse_cli.evaluate(fused, arch=network_of(network), samples=images("cifar"))
     (found,) = report.evaluation["accuracy"].values()
     assert found >= floor, found
 
@@ -291,7 +305,7 @@ def test_turned_streams_without_data(shared):
         *pair(shared, "cifar10-vit"), arch=network_of("vit"), residual="orthogonal"
     )
     assert report.checks.max_error < 1e-4
-    assert score(fused) >= 58
+    assert score(fused, 2_000) >= 58
 
 
 @pytest.mark.slow

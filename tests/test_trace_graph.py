@@ -15,6 +15,7 @@ import zoo
 from otfuse_cli.errors import ExitCode, IncompatibleModels
 from otfuse_cli.graph.axes import Fixed, Prod, Unit
 from otfuse_cli.graph.model import LayerGraph, OpKind, Role
+from otfuse_cli.graph.trace import from_module
 from otfuse_cli.graph.trace.from_module import export, graph_from_program, trace
 from otfuse_cli.graph.trace.nodes import where
 from otfuse_cli.running.acid import _drawn, acid_test, leave_one_out
@@ -505,3 +506,38 @@ def test_a_network_with_other_tensors_learns_nothing() -> None:
     other = with_tensors(nn.Linear(3, 4), state)
     assert other(torch.randn(1, 2)).shape == (1, 5)
     assert not any(parameter.requires_grad for parameter in other.parameters())
+
+
+class Crossed(nn.Module):
+    """An operation without a rule between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.one(x)
+        return self.two(torch.linalg.cross(y, y + 1))
+
+
+LINE = Crossed.forward.__code__.co_firstlineno + 2
+
+
+@pytest.mark.parametrize(
+    ("module", "times"), [(Crossed(), 2), (nn.Linear(4, 2), 1)], ids=["cross", "linear"]
+)
+def test_lines_are_looked_for_where_one_is_told(
+    monkeypatch: pytest.MonkeyPatch, module: nn.Module, times: int
+) -> None:
+    """What operations remember of the code is half the time of an export."""
+    asked = []
+
+    def watched(*arguments: Any, lines: bool = False, **options: Any) -> Any:
+        asked.append(lines)
+        return export(*arguments, lines=lines, **options)
+
+    monkeypatch.setattr(from_module, "export", watched)
+    warnings = trace(module, (torch.zeros(2, 4),)).warnings
+    assert asked == [False, True][:times]
+    assert sum(w.endswith(f"({__file__}:{LINE})") for w in warnings) == times - 1
+    assert not torch.fx.config.do_not_emit_stack_traces

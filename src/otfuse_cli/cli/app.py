@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,8 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(status or 0) if arguments else ExitCode.USAGE
 
 
+@cache
 def program() -> Group:
-    """The program with all its commands."""
+    """The program with all its commands, made once in a process."""
     group = typer.main.get_command(app)
     assert isinstance(group, Group)
     group.commands = Commands(_ENTRIES)

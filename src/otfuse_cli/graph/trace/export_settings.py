@@ -54,6 +54,20 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
+def without_lines(*, skip: bool) -> Iterator[None]:
+    """With `skip`, operations don't remember which line made them: half of the time of an export.
+
+    Releases of torch that lack the setting remember them all the same.
+    """
+    before = getattr(torch.fx.config, "do_not_emit_stack_traces", False)
+    torch.fx.config.do_not_emit_stack_traces = skip
+    try:
+        yield
+    finally:
+        torch.fx.config.do_not_emit_stack_traces = before
+
+
+@contextmanager
 def own_output() -> Iterator[None]:
     """What the module prints goes to stderr; the partial graph of a failed export nowhere."""
     printed, partial = io.StringIO(), ""

@@ -21,7 +21,14 @@ from ...errors import IncompatibleModels
 from ..model import LayerGraph
 from .chosen_rows import CHOSEN, EverythingChosen
 from .emit import emit
-from .export_settings import eval_mode, no_fast_path, own_output, quiet, without_cache
+from .export_settings import (
+    eval_mode,
+    no_fast_path,
+    own_output,
+    quiet,
+    without_cache,
+    without_lines,
+)
 from .in_place import write_apart
 from .network_outputs import checked_outputs, may_be_held, output_names, with_outputs_told
 from .nodes import operator_name
@@ -75,19 +82,38 @@ def _for_graph(
     described: Callable[..., LayerGraph],
 ) -> tuple[ExportedProgram, LayerGraph, tuple[str, ...]]:
     """A program, the graph that is `described` of it, and warnings of how it was exported."""
+    described = partial(described, free_outputs=free_outputs)
     try:
-        program = export(module, args, kwargs, padded=True)
-        return program, described(program, free_outputs=free_outputs), ()
+        return *_with_lines(module, args, kwargs, described, padded=True), ()
     except IncompatibleModels as error:
         if not is_data_dependent(error):
             raise
         chosen = EverythingChosen()
         try:
-            program = export(module, args, kwargs, padded=True, chosen=chosen)
-            graph = described(program, free_outputs=free_outputs)
+            found = _with_lines(module, args, kwargs, described, padded=True, chosen=chosen)
         except IncompatibleModels:
             raise error from None
-        return program, graph, (CHOSEN,) if chosen.used else ()
+        return *found, (CHOSEN,) if chosen.used else ()
+
+
+def _with_lines(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    described: Callable[[ExportedProgram], LayerGraph],
+    **options: Any,
+) -> tuple[ExportedProgram, LayerGraph]:
+    """A program and its graph; exported once more where a line of the module has to be named."""
+    program = export(module, args, kwargs, **options)
+    try:
+        graph = described(program)
+        told = not graph.warnings
+    except IncompatibleModels:
+        told = False
+    if not told:
+        program = export(module, args, kwargs, lines=True, **options)
+        graph = described(program)
+    return program, graph
 
 
 def graph_from_program(
@@ -117,6 +143,7 @@ def export(
     *,
     padded: bool = False,
     chosen: EverythingChosen | None = None,
+    lines: bool = False,
 ) -> ExportedProgram:
     """Export `module` in eval mode.
 
@@ -126,6 +153,7 @@ def export(
         kwargs: Example keyword inputs.
         padded: Take packed sequences for padded ones: good for a layer graph, not to be run.
         chosen: Take what is chosen by data for everything: the same.
+        lines: Let every operation tell which line of the module made it; takes as long again.
 
     Raises:
         IncompatibleModels: It can't be exported in either of the ways that torch knows.
@@ -136,7 +164,8 @@ def export(
     for compiled in (False, True) if chosen is None else (False,):
         try:
             moved, keywords = _on_device_of(module, (tuple(args), dict(kwargs or {})))
-            with packed_sequences(padded=padded), chosen or nullcontext():
+            given, known = packed_sequences(padded=padded), without_lines(skip=not lines)
+            with given, known, chosen or nullcontext():
                 return _export(module, moved, without_cache(module, keywords), compiled=compiled)
         except IncompatibleModels:
             raise
