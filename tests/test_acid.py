@@ -50,6 +50,7 @@ def result(net, graph=None):
     return acid_test(net, (X,), None, graph or trace(net, (X.double(),)), seed=0, draws=3)
 
 
+@pytest.mark.slow
 def test_rounding_that_a_network_enlarges_is_allowed():
     outcome = result(Chaos(19))
     assert outcome.max_error > EXACT

@@ -275,6 +275,7 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_saved_program_gives_graph_and_check_without_user_code(program):
     original = state(randomise(Mlp(), 0))
     fused, report = otfuse_cli.merge(permuted(original, 2), original, arch=str(program))

@@ -167,6 +167,7 @@ def test_rows_that_are_counted_in_elements_stay_in_place() -> None:
     assert not free_units(graph)
 
 
+@pytest.mark.slow
 def test_a_program_that_is_to_be_run_is_not_traced_so() -> None:
     with pytest.raises(IncompatibleModels, match="can't be traced"):
         export(ByMask().eval(), INPUT)

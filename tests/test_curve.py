@@ -71,6 +71,7 @@ def test_a_twin_is_reached_without_a_barrier(cli, twins):
     assert report["spaces"]
 
 
+@pytest.mark.slow
 def test_points_of_the_curve_are_merged_checkpoints(cli, twins):
     torch.manual_seed(5)
     torch.save(mlp(6, 8, 3).state_dict(), "a.pt")

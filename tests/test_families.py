@@ -122,6 +122,7 @@ BROKEN = [
 QUICK = [broken for broken in BROKEN if broken[0] in ("vit", "resnet-basic-bn")]
 
 
+@pytest.mark.slow_cases("vit-q{i}@h{i}-q{i}")
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [b if b in QUICK else pytest.param(*b, marks=pytest.mark.slow) for b in BROKEN],

@@ -108,7 +108,7 @@ def test_simple_writes_need_no_second_pass_of_torch(way, monkeypatch):
     from_module.functional(program)
 
 
-@pytest.mark.quick_cases("activation", "read_before")
+@pytest.mark.quick_cases("activation")
 @pytest.mark.parametrize("way", SIMPLE)
 def test_the_graph_is_that_of_torchs_own_way(way, monkeypatch):
     example = (torch.randn(2, 3, 6, 6),)

@@ -222,6 +222,7 @@ def test_joint_searches_once_and_judges_no_maps(factory):
     assert all(float(100 * share).is_integer() for share in found["average"].values())
 
 
+@pytest.mark.slow_cases("120")
 @pytest.mark.parametrize("judged", [120, 70])
 def test_what_parents_say_is_heard_where_they_are_looked_at(factory, monkeypatch, judged):
     """The same as in passes of its own, cut within a batch or not."""

@@ -99,6 +99,7 @@ def test_a_signature_is_of_names_and_shapes_whatever_their_order():
     assert signature_of(shapes) == signature_of({**shapes, "bn.num_batches_tracked": ()})
 
 
+@pytest.mark.slow_cases("1000-timm:test_resnet")
 @pytest.mark.parametrize(
     ("classes", "arch"),
     [
@@ -178,6 +179,7 @@ def test_a_published_network_needs_no_flag(tmp_path, name):
     timm_net(name, num_classes=6).load_state_dict(fused, strict=True)
 
 
+@pytest.mark.slow
 def test_a_permuted_twin_of_a_published_network_is_recovered():
     torch.manual_seed(0)
     model = timm_net("test_resnet")

@@ -51,7 +51,7 @@ def is_declared(graph: LayerGraph) -> bool:
 QUICK = {"mlp", "vgg-bn", "lenet", "resnet-basic-bn"}
 
 
-@pytest.mark.quick_cases("mlp", "lenet")
+@pytest.mark.quick_cases("mlp")
 @pytest.mark.parametrize(
     "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in PLACES]
 )
@@ -130,6 +130,7 @@ def test_a_lookalike_is_refused_or_declared(title: str) -> None:
         assert word in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_bound_graph_is_met_for_most_lookalikes() -> None:
     """The refusals are needed: without them, sizes fit."""
     graphs = [claimed(case, stored(case.make())) for case in LOOKALIKES.values() if not case.config]

@@ -153,7 +153,7 @@ def parent(source, name, seed=0, *widths):
     return architecture(f"{source}:{name}", shapes), module, state
 
 
-@pytest.mark.quick_cases("vectors", "images")
+@pytest.mark.quick_cases("vectors")
 @pytest.mark.parametrize("name", ["vectors", "signals", "images", "volumes", "bare"])
 def test_norms_see_what_they_saw_whatever_the_rank(source, name):
     known, module, state = parent(source, name)
@@ -186,6 +186,7 @@ def test_an_input_that_a_norm_reads_itself_starts_there(source):
     assert deviation(module, state, x) < 0.3
 
 
+@pytest.mark.slow
 def test_three_parents_of_their_own_widths(source):
     widths = (7, 5), (4, 6), (9, 3)
     parents = [parent(source, "images", seed, *pair) for seed, pair in enumerate(widths)]
@@ -211,6 +212,7 @@ def test_the_same_inputs_by_seed_and_progress_step_by_step(source):
     assert told[:4] == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
+@pytest.mark.slow
 def test_a_group_has_the_statistics_not_each_pass(source, monkeypatch):
     """Passes of ten: if each had to have the variance of all, they would be alike."""
     monkeypatch.setattr(norm_memory, "_GROUP", 60)
@@ -281,6 +283,7 @@ def test_a_saved_program_is_enough(source, tmp_path):
     assert [step.name for step in report.steps][-1] == "refit"
 
 
+@pytest.mark.slow_cases("batches", "ids")
 @pytest.mark.parametrize("name", ["plain", "batches", "ids"])
 def test_other_networks_get_what_they_got(source, name):
     states = pair(source, name)

@@ -134,7 +134,7 @@ def test_what_makes_the_host_wait_is_counted():
 
 
 @pytest.mark.parametrize("options", MATCHED.values(), ids=MATCHED)
-@pytest.mark.slow_cases("by norm")
+@pytest.mark.slow_cases("by norm", "sinkhorn", "frank-wolfe", "descent")
 def test_matching(device, options):
     a, b = pair(lambda: nets.Mlp((9, 8, 7, 4)))
     assert equal(*on_both(otfuse_cli.merge, a, b, **options))

@@ -104,6 +104,7 @@ FAMILIES = {
 }
 
 
+@pytest.mark.slow_cases("grouped-dtype0")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_side_by_side_give_the_mean_of_their_logits(family, dtype):
@@ -179,6 +180,7 @@ def test_a_network_with_itself_keeps_its_function(width):
     torch.testing.assert_close(said, wanted, rtol=0, atol=2e-4 * float(wanted.abs().max()))
 
 
+@pytest.mark.slow
 def test_with_inputs_all_units_give_the_mean_too():
     parents = [seeded(residual(), 0), seeded(residual(), 1)]
     for parent in parents:
@@ -396,6 +398,7 @@ def test_what_has_no_units_and_differs_is_refused_and_named():
     assert raised.value.where == "1.weight"
 
 
+@pytest.mark.slow
 def test_code_that_fixes_widths_is_refused_with_a_way_out():
     class Fixed(nn.Module):
         def __init__(self):

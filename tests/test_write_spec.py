@@ -42,7 +42,7 @@ UNREAD = {"slots", "graph"}
 
 
 # All others of the zoo come back in test_trace_zoo.py, which has their graphs.
-@pytest.mark.quick_cases("mlp", "grouped", "fused-vit")
+@pytest.mark.quick_cases("mlp", "grouped")
 @pytest.mark.parametrize("name", QUICK)
 def test_a_traced_graph_comes_back(name: str) -> None:
     if zoo.ZOO[name].hf:
@@ -104,6 +104,7 @@ def test_the_text_is_for_people() -> None:
     )
 
 
+@pytest.mark.slow
 def test_sizes_and_families_are_written_once() -> None:
     text = write_spec(recognised("gpt2", aliases=aliases_of(traced("gpt2"))))
     assert "  transformer.h.0.attn.c_attn: e -> h0 * q0@h0 + h0 * q0 + h0 * v0@h0\n" in text
