@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import get_type_hints
 
 import pytest
+import torch
 import typer
 
 from conftest import ROOT, make_report
-from otfuse_cli import __version__, errors
+from otfuse_cli import __version__, errors, runtime
 from otfuse_cli.cli import app, render
 from otfuse_cli.cli.options import RunOptions
 from otfuse_cli.commands import prune_fuse
@@ -268,6 +269,22 @@ def test_debug_shows_the_traceback(cli, verbs, error):
     machine = cli("merge", "a", "b", "-o", "f", "--debug", "--json")
     assert json.loads(machine.out)["error"]["what"].endswith(str(error))
     assert "Traceback" in machine.err
+
+
+def test_threads_are_as_many_as_were_allowed(cli, verbs, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    monkeypatch.setattr(runtime, "_threads", runtime._Threads())
+    before = runtime.cores()
+    assert cli("merge", "a", "b", "-o", "f").code == 0
+    assert (asked, runtime.cores()) == ([], before)
+    assert cli("merge", "a", "b", "-o", "f", "--threads", 1).code == 0
+    assert (asked, runtime.cores()) == ([1], 1)
+    assert len(verbs["requests"]) == 2
+    refused = cli("merge", "a", "b", "-o", "f", "--threads", 0)
+    assert refused.code == errors.ExitCode.USAGE
+    assert "where: --threads 0" in refused.err
+    assert len(verbs["requests"]) == 2
 
 
 def test_interrupted(cli, verbs):

@@ -192,11 +192,33 @@ def _set_malloc(parameters: Mapping[int, int]) -> None:
             libc.mallopt(parameter, value)
 
 
+@dataclass
+class _Threads:
+    """How many threads the user allows; None for as many as there are processors."""
+
+    most: int | None = None
+
+
+_threads = _Threads()
+
+
+def use_threads(most: int) -> None:
+    """Take no more than so many threads, in programs of ours: for arithmetic and for reading."""
+    if "torch" not in sys.modules:
+        os.environ["OMP_NUM_THREADS"] = str(most)  # read when the libraries are loaded
+    import torch
+
+    torch.set_num_threads(most)
+    _threads.most = most
+
+
 def cores() -> int:
-    """Processors this process may use (not those the machine has)."""
+    """Processors this process may use: not those the machine has, nor more than were allowed."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        found = len(os.sched_getaffinity(0))
+    else:
+        found = os.cpu_count() or 1
+    return found if _threads.most is None else min(found, _threads.most)
 
 
 def ahead(items: Iterator[Item]) -> Iterator[Item]:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from ..output_names import parse_size
-from ..requests.option import OUTPUT, Option, Options, option_of, switch
+from ..requests.option import OUTPUT, Option, Options, option, option_of, switch
 from ..requests.option_text import parse_shape, parse_shares, parse_weights, parse_widths
 from ..requests.tensor_weights import read_weights
 
@@ -41,6 +41,15 @@ class RunOptions(Options):
         False, "--verbose", "-v", text="Print everything that the report holds.", common=True
     )
     debug: bool = switch(False, "--debug", text="Show the traceback of an error.")
+    threads: int | None = option(
+        None,
+        "--threads",
+        kind=int,
+        metavar="N",
+        text="CPU threads that it may take.",
+        said="one for each processor",
+        low=1,
+    )
     help_all: bool = switch(  # never arrives: it ends the run
         False, "--help-all", text="Show all options and exit.", common=True
     )

@@ -10,7 +10,7 @@ import typer
 
 from ..errors import ExitCode, OtfuseError, OutputRefused, UsageError
 from ..requests.requests import STANDARD
-from ..runtime import Progress, return_freed_memory, wait_asleep
+from ..runtime import Progress, return_freed_memory, use_threads, wait_asleep
 from . import render
 from .options import RunOptions, build_request, split_values
 from .render import Display, Outcome
@@ -47,6 +47,8 @@ def run_verb(
     try:
         with render.progress(view) as progress:
             request = _request(request_type, keywords, view)
+            if options.threads is not None:
+                use_threads(options.threads)
             outcome = Outcome(name, report=verb(request, progress))
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - becomes exit code 1
         outcome = Outcome(name, report=_report_of(error), error=foreseen(error))
