@@ -41,6 +41,8 @@ tables: $(VENV)/.installed-dev  ## the tables of docs/benchmarks.md; an hour, 12
 	$(BIN)/python benchmarks/refit.py
 	$(BIN)/python benchmarks/large.py
 	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/growth.py --only models --repeat 1 --matcher auto
+	$(BIN)/python benchmarks/arithmetic.py
 	$(BIN)/python benchmarks/start.py
 
 venv: $(VENV)/.installed-dev  ## everything for development

@@ -1,6 +1,6 @@
-"""How `merge --matcher sweep` grows with width, depth and the number of models.
+"""How `merge` grows with width, depth and the number of models.
 
-    python benchmarks/growth.py [--only models] [--repeat 3]
+    python benchmarks/growth.py [--only models] [--repeat 3] [--matcher sweep]
 
 Plain chains of square layers with random weights; each merge is a process of its own on one thread.
 Prints CPU seconds without the start of the program (a merge of two tiny networks), and the peak of
@@ -27,7 +27,7 @@ ROWS = [
 ]
 
 
-def merge(folder: Path, width: int, depth: int, models: int) -> tuple[float, float]:
+def merge(folder: Path, width: int, depth: int, models: int, matcher: str) -> tuple[float, float]:
     """CPU seconds and peak memory in MiB of one merge."""
     paths = [str(folder / f"{width}-{depth}-{at}.safetensors") for at in range(models)]
     for seed, path in enumerate(paths):
@@ -35,7 +35,7 @@ def merge(folder: Path, width: int, depth: int, models: int) -> tuple[float, flo
             made = [sys.executable, __file__, path, str(width), str(depth), str(seed)]
             subprocess.run(made, check=True)
     out = str(folder / "out.safetensors")
-    options = ["--arch", "mlp", "--matcher", "sweep", "--overwrite", "-q"]
+    options = ["--arch", "mlp", "--matcher", matcher, "--overwrite", "-q"]
     command = [sys.executable, "-c", OTFUSE, "merge", *paths, "-o", out, *options]
     environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     taken = processes.run(command, environment)
@@ -63,15 +63,16 @@ def main() -> None:
     kinds = ("width", "depth", "models")
     parser.add_argument("--only", nargs="+", choices=kinds, default=kinds)
     parser.add_argument("--repeat", type=int, default=3, help="runs; the least counts (default 3)")
+    parser.add_argument("--matcher", default="sweep", help="of merge (default sweep)")
     given = parser.parse_args()
     print("| grows | width | depth | models | CPU s | peak, MiB |\n|" + "---|" * 6)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        start = min(merge(folder, 8, 2, 2)[0] for _ in range(given.repeat))
+        start = min(merge(folder, 8, 2, 2, given.matcher)[0] for _ in range(given.repeat))
         for what, *sizes in ROWS:
             if what not in given.only:
                 continue
-            found = [merge(folder, *sizes) for _ in range(given.repeat)]
+            found = [merge(folder, *sizes, given.matcher) for _ in range(given.repeat)]
             seconds, peak = min(f[0] for f in found) - start, min(f[1] for f in found)
             cells = [what, *map(str, sizes), f"{seconds:.2f}", f"{peak:.0f}"]
             print(f"| {' | '.join(cells)} |", flush=True)

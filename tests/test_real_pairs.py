@@ -32,6 +32,11 @@ def evaluate() -> ModuleType:
     return load_example("evaluate")
 
 
+# Half of CIFAR-10's test images, by a draw on which all six parents of the pairs are within 0.2 of
+# what they have on the whole set: what is measured there can be held on these.
+HALF, DRAW = 5_000, 58
+
+
 @cache
 def images(data: str, split: str = "test") -> tuple[torch.Tensor, torch.Tensor]:
     """Of "mnist" or "cifar", read once: half a gigabyte takes seconds."""
@@ -46,7 +51,7 @@ def score(tensors: dict[str, torch.Tensor], number: int | None = None) -> float:
     """
     x, y = images("mnist" if "fc1.weight" in tensors else "cifar")
     if number is not None:
-        chosen = evaluate().draw(y, number)
+        chosen = evaluate().draw(y, number, DRAW)
         x, y = x[chosen], y[chosen]
     found: float = evaluate().accuracy_on({n: t.float() for n, t in tensors.items()}, x, y)
     return found
@@ -211,7 +216,7 @@ def test_mnist_with_inputs(shared, number, floor):
     ids=str,
 )  # fmt: skip
 def test_cifar_with_inputs(shared, network, number, floor):
-    """Synthetic (None) and real ones, on the whole test set.
+    """Synthetic (None) and real ones; measured on the whole test set, held on half of it.
 
     Measured, seeds 0 and 1: 80.64, 80.83; 81.35, 81.70; 82.95, 82.95;
     83.91, 83.65; 84.24, 84.56.
@@ -222,7 +227,7 @@ def test_cifar_with_inputs(shared, network, number, floor):
         options = {"synthetic": True}
     options |= {"arch": network_of(network), "blend": "average"}
     fused, _ = otfuse_cli.merge(*pair(shared, stem), **options)
-    found = score(fused)
+    found = score(fused, HALF)
     assert found >= floor, found
 
 
@@ -245,7 +250,7 @@ def test_what_batch_norms_remember_is_nearly_as_good_as_data(shared, kind, numbe
         num_samples=number,
     )
     assert report.recipe["synthetic_kind"] == kind
-    found = score(fused)
+    found = score(fused, HALF)
     assert found >= floor, found
 
 
@@ -267,7 +272,7 @@ def test_vgg_joint(shared):
         *pair(shared, "cifar10-vgg11half"), arch=network_of("vgg11half"), blend="joint",
         num_samples=1_000, samples=training_inputs("cifar10-vgg11half"), matcher="sweep",
     )  # fmt: skip
-    assert score(fused) >= 83.8
+    assert score(fused, HALF) >= 83.8
 
 
 @pytest.mark.slow
@@ -282,19 +287,27 @@ def test_half_as_wide_again_is_as_good_as_the_parents(shared, network, floor):
         *pair(shared, f"cifar10-{network}"), arch=network_of(network), width=1.5,
         num_samples=1_000, samples=training_inputs(f"cifar10-{network}"),
     )  # fmt: skip
-    report = otfuse_cli.evaluate(fused, arch=network_of(network), samples=images("cifar"))
+    x, y = images("cifar")
+    half = evaluate().draw(y, HALF, DRAW)
+    report = otfuse_cli.evaluate(fused, arch=network_of(network), samples=(x[half], y[half]))
     (found,) = report.evaluation["accuracy"].values()
     assert found >= floor, found
 
 
 @pytest.mark.slow
 def test_side_by_side_is_the_ensemble(shared):
-    """The ResNets as one, without inputs: the ensemble of logits, in half precision too."""
-    fused, report = otfuse_cli.merge(
-        *pair(shared, "cifar10-resnet18w16"), arch=network_of("resnet18w16"), width=2
-    )
+    """The ResNets as one, without inputs: the ensemble of logits, which has 88.29."""
+    parents = pair(shared, "cifar10-resnet18w16")
+    fused, report = otfuse_cli.merge(*parents, arch=network_of("resnet18w16"), width=2)
     assert report.checks.function == "kept"
-    assert score(fused) == pytest.approx(88.29, abs=0.05)
+    one, two, found = (
+        evaluate().logits_on({n: t.float() for n, t in state.items()}, images("cifar")[0][:1_000])
+        for state in (*map(evaluate().load, parents), fused)
+    )
+    wanted = (one + two) / 2
+    # The file is in half precision, as the parents' are.
+    assert (found - wanted).abs().max() < 2e-3 * wanted.abs().max()
+    assert (found.argmax(1) == wanted.argmax(1)).float().mean() > 0.998
 
 
 @pytest.mark.slow
@@ -321,5 +334,5 @@ def test_a_joint_basis_for_two_vits(shared, number, floor):
         samples=training_inputs("cifar10-vit"),
         num_samples=number,
     )
-    found = score(fused)
+    found = score(fused, HALF)
     assert found >= floor, found
