@@ -298,6 +298,7 @@ def seen_units(
     post: bool,
     seed: int,
     models: Sequence[Model] | None = None,
+    before: bool = False,
 ) -> dict[int, Observed]:
     """What the units of every model (or of these) do on `samples`, by the model's index.
 
@@ -317,6 +318,7 @@ def seen_units(
             device=bench.runtime.device,
             post=post,
             seed=seed,
+            before=before,
             then=hearing.add,
         )
         bench.heard.setdefault(model.index, torch.cat(hearing.logits))
