@@ -53,7 +53,8 @@ class Bench:
         parents: The models.
         runtime: Device, seed, progress.
         most_bytes: Memory for values of waiting passes.
-        moved: The kind of the inputs, where gradients moved them: `class` or `statistics`.
+        moved: The kind of the inputs, where the networks shaped them: `class`, `statistics` or
+            `balanced`.
         rows: Share of the rows that a fit takes where there are many.
         heard: What parents say on the inputs that are judged, where they were run on them already.
     """
