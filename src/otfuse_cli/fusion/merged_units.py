@@ -81,12 +81,12 @@ def merge_units(given_nU: Tensor, write_dU: Tensor, chosen_M: Tensor) -> Merged 
     if work.missed_by_choice(chosen_M) < _LITTLE:
         return None
     made_UM = given_nU.new_zeros(given_nU.shape[1], len(chosen_M))
-    made_UM[chosen_M, torch.arange(len(chosen_M), device=made_UM.device)] = 1.0
+    made_UM[chosen_M, torch.arange(len(chosen_M)).to(made_UM.device)] = 1.0
     made_UM = work.descend(made_UM)
     units_nA = torch.cat([work.units_nU, (given_nU @ made_UM).relu()], 1).double()
     gram_AA = units_nA.T @ units_nA / len(units_nA)
     count = given_nU.shape[1]
-    merged_M = torch.arange(count, len(gram_AA), device=gram_AA.device)
+    merged_M = torch.arange(len(gram_AA))[count:].to(gram_AA.device)
     return Merged(made_UM, combinations(gram_AA, merged_M)[:count])
 
 
