@@ -283,12 +283,14 @@ def test_a_saved_program_is_enough(source, tmp_path):
     assert [step.name for step in report.steps][-1] == "refit"
 
 
-@pytest.mark.slow_cases("batches", "ids")
-@pytest.mark.parametrize("name", ["plain", "batches", "ids"])
-def test_other_networks_get_what_they_got(source, name):
+@pytest.mark.slow_cases("batches-balanced")
+@pytest.mark.parametrize(
+    ("name", "kind"), [("plain", "balanced"), ("batches", "balanced"), ("ids", "auto")]
+)
+def test_networks_without_memory_get_other_inputs(source, name, kind):
     states = pair(source, name)
     _, report = otfuse_cli.merge(*states, arch=f"{source}:{name}", synthetic=True, num_samples=30)
-    assert report.recipe["synthetic_kind"] == "auto"
+    assert report.recipe["synthetic_kind"] == kind
     assert report.steps
 
 

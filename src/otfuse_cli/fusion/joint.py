@@ -15,16 +15,20 @@ import torch
 from torch import Tensor
 
 from ..errors import IncompatibleModels, few
+from ..graph.analysis.fit_targets import fits, norm_fits
 from ..graph.axes import axis_units, units_of
 from ..graph.model import LayerGraph, Role
-from ..matching.activations import Observed
+from ..graph.trace.program import Program
+from ..matching.activations import Activations, Observed
 from ..matching.alignment import Alignment
 from ..matching.apply import transport, transport_value
 from ..matching.models import Model
 from ..running.execute import Walk
+from ..transport.basis import Basis
 from ..transport.choice import Choice
-from .choose_by_readers import choose_written
+from .choose_by_readers import choose_written, written
 from .lockstep import Parent
+from .merged_units import Merged, given_to_relus, merge_units
 from .pivoted_cholesky import combinations, split_choice
 
 
@@ -35,8 +39,8 @@ def choices(
     *,
     without: Collection[str] = (),
     other_share: float | None = None,
-) -> list[Alignment]:
-    """Choose the units of every free space; one alignment (of `Choice`s) for each parent.
+) -> tuple[list[Alignment], list[dict[str, Basis]]]:
+    """Choose the units of every free space.
 
     Args:
         anchor: Its graph, whose widths the result has.
@@ -45,6 +49,10 @@ def choices(
         without: Spaces that are left out.
         other_share: Share of each space for units of parents after the first; None: whichever are
             best.
+
+    Returns:
+        For each parent an alignment (of `Choice`s), and what chosen units become where they are
+        merged with others: maps for what fits aim at, by space.
 
     Raises:
         IncompatibleModels: Units of a space can't be seen one by one (heads, groups).
@@ -59,6 +67,7 @@ def choices(
             fix="use --blend average",
         )
     maps_of: list[dict[str, Choice]] = [{} for _ in observed]
+    merged_of: list[dict[str, Basis]] = [{} for _ in observed]
     for space in wanted:
         taps = [seen[space.id] for seen in observed]
         counts = [len(tap[0].features_NF) for tap in taps]
@@ -70,11 +79,41 @@ def choices(
             gram_UU = gram_UU + stacked_UF @ stacked_UF.T / stacked_UF.shape[1]
         chosen_M = choose_written(parents, space.id, gram_UU, space.size, other_share=other_share)
         read_UM = combinations(gram_UU, chosen_M)
+        merged = None
+        if other_share is None and _aimed_at_once(parents[0].program, space.id):
+            merged = _merged(parents, space.id, taps, gram_UU, chosen_M)
+        if merged is not None:
+            read_UM = merged.read_UM
+            for bases, basis in zip(merged_of, merged.bases(counts), strict=True):
+                bases[space.id] = basis
         for maps, choice in zip(
             maps_of, split_choice(chosen_M.cpu(), counts, read_UM), strict=True
         ):
             maps[space.id] = choice
-    return [Alignment(maps) for maps in maps_of]
+    return [Alignment(maps) for maps in maps_of], merged_of
+
+
+def _aimed_at_once(program: Program, space: str) -> bool:
+    """Whether one fit alone aims at the units of a space."""
+    targets = [fit.target for fit in fits(program)[0]] + [n.target for n in norm_fits(program)]
+    times = 0
+    for target in targets:
+        times += space in units_of(axis for axis in program.axes[target] if axis is not None)
+    return times == 1
+
+
+def _merged(
+    parents: Sequence[Parent],
+    space: str,
+    taps: Sequence[Sequence[Activations]],
+    gram_UU: Tensor,
+    chosen_M: Tensor,
+) -> Merged | None:
+    """What the chosen units of a space become; None where they stay what they are."""
+    given_nU, write_dU = given_to_relus(taps), written(parents, space, gram_UU)
+    if given_nU is None or write_dU is None:
+        return None
+    return merge_units(given_nU, write_dU, chosen_M)
 
 
 def union(

@@ -123,6 +123,13 @@ class Lockstep:
                             walk.release(name)
                 self._standing[at] = stop
 
+    def release(self, targets: Sequence[str]) -> None:
+        """Let go of values that were to be asked for `again`, and are not."""
+        for stop in self._standing.values():
+            for walk in stop.parents:
+                for name in targets:
+                    walk.release(name)
+
     def cut(self, value: Tensor, stop: Stop) -> Tensor:
         """Without the samples that only fill up the last batch."""
         return value[: len(value) * stop.count // self.program.batch]

@@ -53,12 +53,13 @@ class OutputRidge:
         self._targets.append(target_nO)
         self._counts.append(counts_nO)
 
-    def solve(self, ridge: float, *, where: str) -> RidgeFit | None:
+    def solve(self, ridge: float, *, where: str, changes: bool = False) -> RidgeFit | None:
         """The fit, without moments of outputs; None where the prior is right already.
 
         Args:
             ridge: As for `Ridge.solve`, relative to the inputs of each output.
             where: The layer, for messages.
+            changes: As for `Ridge.solve`; scores don't change.
 
         Raises:
             SolveFailed: A matrix is singular.

@@ -21,6 +21,7 @@ from ..runtime import Runtime
 from .lockstep import Lockstep, Parent, Stop
 from .output_ridge import OutputRidge, affordable
 from .patches import Rows, along_outputs, rows_of
+from .rectified import behind_relu, target_change
 from .refit_norm import fit_norm
 from .ridge import Ridge, RidgeFit
 from .target import MeanTarget
@@ -117,13 +118,35 @@ def _fit(
     share: float,
 ) -> Refitted | None:
     system: _System | None = None
-    for stop in lockstep.stops([fit.target], fit.layer.node):
+    relu = behind_relu(lockstep.program, fit.target)
+    for stop in lockstep.stops([fit.target], fit.layer.node, again=relu):
         target = _target(fit, lockstep, stop, aim)
         if system is None:
             system = _begin(fit, lockstep, stress, generator, share, target)
         system.add(lockstep.cut(stop.fused[fit.layer.input], stop), target)
     assert system is not None
-    return system.solved()
+    solution = system.sums.solve(system.ridge, where=fit.name, changes=relu)
+    if solution is None:
+        lockstep.release([fit.target])
+        return None
+    if relu:
+        solution = _through_relu(system, solution, lockstep, aim)
+    system.prior.write(system.rows, solution)
+    return Refitted(fit.name, solution.before, solution.after)
+
+
+def _through_relu(system: _System, solution: RidgeFit, lockstep: Lockstep, aim: Aim) -> RidgeFit:
+    """The fit to what a ReLU behind the layer hands on (`rectified`)."""
+    fit, sums = system.fit, system.sums
+    if isinstance(sums, OutputRidge):  # scores are not cut off
+        lockstep.release([fit.target])
+        return solution
+    for stop in lockstep.stops([fit.target], fit.layer.node):
+        target = _target(fit, lockstep, stop, aim)
+        zero = None if fit.minus is None else lockstep.cut(-stop.fused[fit.minus], stop)
+        values = lockstep.cut(stop.fused[fit.layer.input], stop)
+        system.change(values, target, zero, solution)
+    return sums.solve_changed(solution)
 
 
 def _begin(
@@ -181,18 +204,23 @@ class _System:
     def add(self, values: Tensor, target: Tensor) -> None:
         """Count what the layer reads in one batch, and what it should give."""
         wanted = self.rows.outputs(target)
-        many = None
-        if self.counts_P is not None:
-            many = self.counts_P.repeat(wanted.shape[1] // len(self.counts_P))
-        self.sums.add(self.rows.inputs(values), wanted, many)
+        self.sums.add(self.rows.inputs(values), wanted, self._many(wanted))
 
-    def solved(self) -> Refitted | None:
-        """Solve, and store the solution; None where the layer is right already."""
-        solution = self.sums.solve(self.ridge, where=self.fit.name)
-        if solution is None:
+    def change(
+        self, values: Tensor, target: Tensor, zero: Tensor | None, solution: RidgeFit
+    ) -> None:
+        """Move the targets of a batch that was added, where a ReLU cuts them off."""
+        assert isinstance(self.sums, Ridge)
+        inputs, wanted = self.rows.inputs(values), self.rows.outputs(target)
+        cut_off = 0.0 if zero is None else self.rows.outputs(zero)
+        change = target_change(inputs, wanted, cut_off, solution)
+        self.sums.change(inputs, change, self._many(wanted))
+
+    def _many(self, wanted: Tensor) -> Tensor | None:
+        """How often each row of a batch counts; None for all once."""
+        if self.counts_P is None:
             return None
-        self.prior.write(self.rows, solution)
-        return Refitted(self.fit.name, solution.before, solution.after)
+        return self.counts_P.repeat(wanted.shape[1] // len(self.counts_P))
 
 
 def _fit_norm(fit: NormFit, lockstep: Lockstep, ridge: float, aim: Aim) -> Refitted | None:

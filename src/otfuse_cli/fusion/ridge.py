@@ -2,6 +2,8 @@
 
     minimise ||H W^T + b - Z||^2 / n + lam * mean(diag(H^T H / n)) * ||W - W0||^2
 
+The solution is linear in Z: when some of it changes afterwards, the same factor solves for that.
+
 Legend: g groups (independent problems), n rows, D inputs, O outputs. Products of a batch are taken
 in the dtype of its rows (float32), about the mean of the first batch so that no digits are lost to
 a large mean, and summed in float64. Memory: one D x D matrix for each group (primal), or the n x D
@@ -10,7 +12,7 @@ rows where n < D (dual form).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -45,6 +47,23 @@ class RidgeFit:
     after: float
 
 
+@dataclass(frozen=True)
+class _Solved:
+    """What a solution leaves for changes of the target; rows only in the dual form.
+
+    Attributes:
+        factor: Of the system, by Cholesky.
+        inner: Primal: moments of the inputs, g x D x D. Dual: the inputs, g x n x D.
+        wanted: Primal: products of inputs and rest, g x D x O. Dual: the rest, g x n x O.
+        start: Mean square of the rest.
+    """
+
+    factor: Tensor
+    inner: Tensor
+    wanted: Tensor
+    start: float
+
+
 class Ridge:
     """Collects rows, then solves."""
 
@@ -70,6 +89,9 @@ class Ridge:
         self._roots: list[Tensor] = []
         self._rests: list[Tensor] = []
         self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._solved: _Solved | None = None
+        self._changes: list[Tensor] = []
+        self.change_gO = like.new_zeros(g, o)
         if not self.dual:
             self.gram_gDD = like.new_zeros(g, d, d)
             self.cross_gDO = like.new_zeros(g, d, o)
@@ -134,12 +156,57 @@ class Ridge:
             return 0.0 if self.missed == 0 else float("inf")
         return float((self.missed / self.target) ** 0.5)
 
-    def solve(self, ridge: float, *, where: str) -> RidgeFit | None:
+    def change(
+        self, inputs_gnD: Tensor, change_gnO: Tensor, weights_n: Tensor | None = None
+    ) -> None:
+        """Change the targets of rows that were solved for, in the order in which they came."""
+        inputs = inputs_gnD - self.shift_gD.to(inputs_gnD)[:, None]
+        change = change_gnO
+        if weights_n is not None:
+            root_n1 = weights_n.to(inputs)[:, None].sqrt()
+            self.change_gO += weights_n.to(change) @ change
+            inputs, change = inputs * root_n1, change * root_n1
+        else:
+            self.change_gO += change.sum(1)
+        self._changes.append(change if self.dual else inputs.transpose(1, 2) @ change)
+
+    def solve_changed(self, fit: RidgeFit) -> RidgeFit:
+        """The fit to the changed targets; how far it misses is measured at those of before.
+
+        Args:
+            fit: What `solve` gave, told that targets would change.
+        """
+        assert self._solved is not None
+        solved, n = self._solved, self.rows
+        mean_gD, change_gO = self._mean(), self.change_gO / n
+        if self.dual:
+            change = torch.cat(self._changes, 1).double()
+            if self.bias_gO is not None:
+                change -= change_gO[:, None] * torch.cat(self._roots).double()
+            more_gOD = (
+                torch.cholesky_solve(change, solved.factor).transpose(1, 2) @ solved.inner / n
+            )
+        else:
+            cross = torch.stack([c.double() for c in self._changes]).sum(0) / n
+            about_gD = self.shift_gD - mean_gD if self.bias_gO is not None else self.shift_gD
+            cross += about_gD[:, :, None] * change_gO[:, None]
+            more_gOD = torch.cholesky_solve(cross, solved.factor).transpose(1, 2)
+        weight = fit.weight_gOD + more_gOD
+        left, variance = self._left(solved, weight)
+        solution = self._solution(weight, variance, left)
+        if self.bias_gO is None:
+            return solution
+        assert solution.bias_gO is not None
+        missed = (left + float(change_gO.square().sum())) * n / self.target
+        return replace(solution, bias_gO=solution.bias_gO + change_gO, after=missed**0.5)
+
+    def solve(self, ridge: float, *, where: str, changes: bool = False) -> RidgeFit | None:
         """The fit; None where the prior is right already.
 
         Args:
             ridge: lam.
             where: The layer, for messages.
+            changes: Whether some of the target will change, and what that takes has to be kept.
 
         Raises:
             SolveFailed: The matrix is singular (`ridge` zero, dependent inputs).
@@ -147,15 +214,27 @@ class Ridge:
         if self.residual < UNTOUCHED:
             return None
         if self.dual:
-            return self._dual(ridge, where)
-        self._count()
-        return self._primal(ridge, where)
+            solved = self._dual(ridge, where)
+            step_gOD = self._step(solved).transpose(1, 2) @ solved.inner / self.rows
+        else:
+            self._count()
+            solved = self._primal(ridge, where)
+            step_gOD = self._step(solved).transpose(1, 2)
+        self._solved = solved if changes else None
+        weight = self.prior_gOD + step_gOD
+        left, variance = self._left(solved, weight)
+        return self._solution(weight, variance, left)
 
     def _mean(self) -> Tensor:
         """Of the inputs, g x D."""
         return self.shift_gD + self.sum_gD / self.rows
 
-    def _primal(self, ridge: float, where: str) -> RidgeFit:
+    @staticmethod
+    def _step(solved: _Solved) -> Tensor:
+        step: Tensor = torch.cholesky_solve(solved.wanted, solved.factor)
+        return step
+
+    def _primal(self, ridge: float, where: str) -> _Solved:
         n = self.rows
         off_gD, mean_gD, rest_gO = self.sum_gD / n, self._mean(), self.rest_gO / n
         # Sums are about the shift: what that is off by makes them moments about the mean.
@@ -171,17 +250,9 @@ class Ridge:
         cross += about_gD[:, :, None] * rest_gO[:, None]
         system = moments.clone()
         system.diagonal(dim1=1, dim2=2).add_(ridge * power[:, None])
-        step_gDO = _solve(system, cross, where)
-        weight = self.prior_gOD + step_gDO.transpose(1, 2)
-        # ||R - H D||^2 / n from the sums alone: |R|^2 - 2 <D, H^T R> + <D, H^T H D>.
-        gone = float((step_gDO * cross).sum())
-        left = float((step_gDO * (moments @ step_gDO)).sum())
-        variance = ((weight @ moments) * weight).sum(2)
-        if self.bias_gO is None:
-            variance -= torch.einsum("god,gd->go", weight, mean_gD).square()
-        return self._solution(weight, variance, start - 2 * gone + left)
+        return _Solved(_factor(system, where), moments, cross, start)
 
-    def _dual(self, ridge: float, where: str) -> RidgeFit:
+    def _dual(self, ridge: float, where: str) -> _Solved:
         inputs, rest = (torch.cat(rows, 1).double() for rows in (self._inputs, self._rests))
         root_n1 = torch.cat(self._roots).double()
         self._inputs.clear()
@@ -189,21 +260,31 @@ class Ridge:
         n = self.rows
         power = _or_one(inputs.square().sum(1).mean(1) / n)
         # With weights w rows are scaled by their roots, and so is the mean that is taken away.
-        centred, rest_c = inputs, rest
-        mean_gD = self._mean()[:, None]
         if self.bias_gO is not None:
-            centred = inputs - mean_gD * root_n1
-            rest_c = rest - (self.rest_gO / n)[:, None] * root_n1
-        system = centred.new_zeros(len(centred), centred.shape[1], centred.shape[1])
-        add_products(system, centred)
+            inputs -= self._mean()[:, None] * root_n1
+            rest -= (self.rest_gO / n)[:, None] * root_n1
+        system = inputs.new_zeros(len(inputs), inputs.shape[1], inputs.shape[1])
+        add_products(system, inputs)
         system = mirrored(system).div_(n)
         system.diagonal(dim1=1, dim2=2).add_(ridge * power[:, None])
-        step_gOD = _solve(system, rest_c, where).transpose(1, 2) @ centred / n
-        weight = self.prior_gOD + step_gOD
-        spread = (inputs - mean_gD * root_n1) @ weight.transpose(1, 2)
-        left = rest_c - centred @ step_gOD.transpose(1, 2)
-        spread_gO = spread.square().sum(1) / n
-        return self._solution(weight, spread_gO, float(left.square().sum()) / n)
+        return _Solved(_factor(system, where), inputs, rest, 0.0)
+
+    def _left(self, solved: _Solved, weight: Tensor) -> tuple[float, Tensor]:
+        """Mean square of what a weight misses, with the best bias, and variances of its outputs."""
+        step_gDO = (weight - self.prior_gOD).transpose(1, 2)
+        mean_gO = torch.einsum("god,gd->go", weight, self._mean())
+        if self.dual:
+            left = solved.wanted - solved.inner @ step_gDO
+            spread = solved.inner @ weight.transpose(1, 2)
+            variance, missed = spread.square().sum(1) / self.rows, left.square().sum() / self.rows
+        else:
+            # ||R - H D||^2 / n from the sums alone: |R|^2 - 2 <D, H^T R> + <D, H^T H D>.
+            gone = (step_gDO * solved.wanted).sum()
+            missed = solved.start - 2 * gone + (step_gDO * (solved.inner @ step_gDO)).sum()
+            variance = ((weight @ solved.inner) * weight).sum(2)
+        if self.bias_gO is None:
+            variance -= mean_gO.square()
+        return float(missed), variance
 
     def _solution(self, weight: Tensor, variance: Tensor, left: float) -> RidgeFit:
         mean_gD = self._mean()
@@ -236,7 +317,7 @@ def _or_one(power_g: Tensor) -> Tensor:
     return torch.where(power_g > 0, power_g, 1.0)
 
 
-def _solve(system: Tensor, right: Tensor, where: str) -> Tensor:
+def _factor(system: Tensor, where: str) -> Tensor:
     factor, info = torch.linalg.cholesky_ex(system)
     if not bool((info == 0).all() & factor.isfinite().all()):
         raise SolveFailed(
@@ -245,5 +326,5 @@ def _solve(system: Tensor, right: Tensor, where: str) -> Tensor:
             why="its inputs are linearly dependent, and nothing else decides",
             fix="use a larger --ridge, or more samples",
         )
-    solution: Tensor = torch.cholesky_solve(right, factor)
-    return solution
+    lower: Tensor = factor
+    return lower

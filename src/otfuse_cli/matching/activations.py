@@ -7,7 +7,7 @@ is seen after each addition. Legend: N units, F samples times positions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -36,11 +36,19 @@ _ACTIVATIONS = frozenset(
 
 @dataclass(frozen=True)
 class Activations:
-    """What the units of one space do, at one place: features N x F, float32."""
+    """What the units of one space do, at one place: features N x F, float32.
+
+    Attributes:
+        layer: What makes the units.
+        weight: Its tensor.
+        features_NF: Of the units.
+        before_NF: What nothing but their activation function reads, where that was asked for.
+    """
 
     layer: str
     weight: str
     features_NF: Tensor
+    before_NF: Tensor | None = None
 
 
 Observed = Mapping[str, tuple[Activations, ...]]
@@ -55,6 +63,7 @@ def observe(
     device: str,
     post: bool,
     seed: int,
+    before: bool = False,
     then: Callable[[Walk, Samples], None] | None = None,
 ) -> Observed:
     """Features of every space whose units are seen as they are, by space.
@@ -69,24 +78,35 @@ def observe(
         device: Where.
         post: After the activation function instead of before.
         seed: Decides which positions count where there are many.
+        before: Look before the activation function as well, at the same positions.
         then: Goes on with the pass of each batch, once everything is seen.
     """
     places = list(_places(program, graph, post=post))
-    batches: dict[int, list[Tensor]] = {}
+    batches: dict[tuple[int, bool], list[Tensor]] = {}
+
+    def look(walk: Walk, batch: Samples, node: str, place: _Place) -> Tensor:
+        # N, samples of the batch, *positions
+        features = _features(walk.to(node), replace(place, node=node), program, graph)
+        kept = features[:, : features.shape[1] * batch.count // program.batch]
+        return _few(kept, samples.count, seed)
+
     for batch in samples.batches(program.batch):
         walk = Walk(program, tensors, flat_inputs(program, batch, device))
         for at, place in enumerate(places):
-            value = walk.to(place.node)
-            # N, samples of the batch, *positions
-            features = _features(value, place, program, graph)
-            kept = features[:, : features.shape[1] * batch.count // program.batch]
-            batches.setdefault(at, []).append(_few(kept, samples.count, seed))
+            if before and place.before is not None:
+                # A copy: the activation function may work in place.
+                given = look(walk, batch, place.before, place).clone()
+                batches.setdefault((at, True), []).append(given)
+            batches.setdefault((at, False), []).append(look(walk, batch, place.node, place))
         if then is not None:
             then(walk, batch)
     spaces: dict[str, list[Activations]] = {}
     for at, place in enumerate(places):
-        whole_NF = torch.cat(batches[at], 1)
-        spaces.setdefault(place.space, []).append(Activations(place.layer, place.weight, whole_NF))
+        whole_NF = torch.cat(batches.pop((at, False)), 1)
+        given_batches = batches.pop((at, True), [])
+        before_NF = torch.cat(given_batches, 1) if given_batches else None
+        seen = Activations(place.layer, place.weight, whole_NF, before_NF)
+        spaces.setdefault(place.space, []).append(seen)
     return {space: tuple(seen) for space, seen in spaces.items()}
 
 
@@ -96,6 +116,7 @@ class _Place:
     space: str
     layer: str
     weight: str
+    before: str | None = None
 
 
 def _places(program: Program, graph: LayerGraph, *, post: bool) -> Iterator[_Place]:
@@ -119,8 +140,10 @@ def _places(program: Program, graph: LayerGraph, *, post: bool) -> Iterator[_Pla
             assert layer is not None
             last[space] = layer
             if space not in streams:
-                seen = _seen(program, node, post=post)
-                yield _Place(seen, space, layer.weight.removesuffix(".weight"), layer.weight)
+                seen, given = _seen(program, node, post=post), _normed(program, node)
+                before = given.name if len(given.users) == 1 and given.name != seen else None
+                name = layer.weight.removesuffix(".weight")
+                yield _Place(seen, space, name, layer.weight, before)
         for space in sums.get(node.name, ()):
             if space in last:
                 weight = last[space].weight

@@ -162,7 +162,7 @@ class InputOptions(Options):
         "auto",
         "--synthetic-kind",
         panel=INPUTS,
-        metavar="auto|leaves|noise|rows|tokens|class|statistics",
+        metavar="auto|leaves|noise|rows|tokens|class|statistics|balanced",
         text="What is made up; several are joined by +.",
     )
     synthetic_steps: int | None = option(

@@ -6,6 +6,7 @@
 | `noise` | images, sequences | smooth 1/f noise; white for plain vectors |
 | `rows` | vectors | rows of the parents' first layers and mixtures of them, at unit RMS |
 | `class` | images | leaves, to be driven toward the parents' classes (`class_driven`) |
+| `balanced` | images | leaves, to be chosen among by class (`class_balance`) |
 | `statistics` | floating inputs | what `auto` draws, to be moved to where BatchNorms see what |
 | | | they saw in training (`norm_memory`) |
 | `tokens` | integer inputs | ids drawn evenly from the vocabulary; masks are ones |
@@ -32,8 +33,8 @@ from .fit_samples import fit_to_network
 from .inputs import Slot, slots, vocabularies
 from .samples import Samples
 
-KINDS = ("auto", "leaves", "noise", "rows", "tokens", "class", "statistics")
-_MOVED = ("class", "statistics")  # only a start is drawn here
+KINDS = ("auto", "leaves", "noise", "rows", "tokens", "class", "statistics", "balanced")
+_MOVED = ("class", "statistics", "balanced")  # only a start is drawn here
 
 _MOST_MIXED = 8  # rows in one sample
 
@@ -155,7 +156,7 @@ def _floats(
             kind = "rows"
         else:
             kind = "noise"
-    if kind in ("leaves", "class"):
+    if kind in ("leaves", "class", "balanced"):
         if len(shape) != 3:
             raise _misfit(kind, slot, "leaves are images: channels, height, width")
         return torch.from_numpy(dead_leaves(number, *shape, seed=seed))

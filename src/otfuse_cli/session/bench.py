@@ -53,7 +53,8 @@ class Bench:
         parents: The models.
         runtime: Device, seed, progress.
         most_bytes: Memory for values of waiting passes.
-        moved: The kind of the inputs, where gradients moved them: `class` or `statistics`.
+        moved: The kind of the inputs, where the networks shaped them: `class`, `statistics` or
+            `balanced`.
         rows: Share of the rows that a fit takes where there are many.
         heard: What parents say on the inputs that are judged, where they were run on them already.
     """
@@ -298,6 +299,7 @@ def seen_units(
     post: bool,
     seed: int,
     models: Sequence[Model] | None = None,
+    before: bool = False,
 ) -> dict[int, Observed]:
     """What the units of every model (or of these) do on `samples`, by the model's index.
 
@@ -317,6 +319,7 @@ def seen_units(
             device=bench.runtime.device,
             post=post,
             seed=seed,
+            before=before,
             then=hearing.add,
         )
         bench.heard.setdefault(model.index, torch.cat(hearing.logits))

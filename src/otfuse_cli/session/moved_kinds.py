@@ -1,4 +1,4 @@
-"""Synthetic inputs that gradients move: where they are taken, how many, and by what."""
+"""Synthetic inputs that the networks shape: where they are taken, how many, and by what."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ if TYPE_CHECKING:
     from ..running.moved_inputs import Run
     from ..running.samples import Samples
 
-# How many are drawn of each kind: an input costs dozens of passes, forward and back.
-NUMBERS = {"class": 900, "statistics": 1_000}
+# How many are made of each kind: those that gradients move cost dozens of passes each.
+NUMBERS = {"class": 900, "statistics": 1_000, "balanced": 2_000}
+_STEPPED = ("class", "statistics")
 
 
 def made_kind(parents: Parents, options: FusionOptions) -> str:
-    """What is made up: the kind that was asked for; `auto` where leaves are not moved.
+    """What is made up: the kind that was asked for; `auto` where nothing suits the network.
 
     BatchNorms remember what inputs should do to them. Where attention reads images, leaves as they
-    are do harm (docs/methods/inputs.md).
+    are do harm; elsewhere few of them look like some classes (docs/methods/inputs.md).
 
     Raises:
         UsageError: Steps for a kind that takes none.
     """
     kind = options.synthetic_kind
     if kind == "auto":
-        kind = _best_kind(parents)
-    if options.synthetic_steps is not None and kind not in NUMBERS:
+        kind = _best_kind(parents, options)
+    if options.synthetic_steps is not None and kind not in _STEPPED:
         raise UsageError(
             "steps for inputs that are not moved",
             where=f"--synthetic-steps {options.synthetic_steps}",
             why=f"inputs of kind {kind} are drawn once",
-            fix=f"leave it out, or add --synthetic-kind {' or '.join(NUMBERS)}",
+            fix=f"leave it out, or add --synthetic-kind {' or '.join(_STEPPED)}",
         )
     return kind
 
@@ -49,19 +50,22 @@ def moved_samples(
     options: FusionOptions,
     runtime: Runtime,
 ) -> Samples | None:
-    """The inputs, moved to where the networks are as `kind` says; None where that can't be.
+    """The inputs, moved or chosen as `kind` says; None where that can't be.
 
     Raises:
         UsageError: The same, where this kind was asked for.
     """
     from ..running import class_driven, norm_memory
+    from ..running.class_balance import DRAWN, balanced
 
     by_kind = {
         "class": (class_driven.drive_to_classes, class_driven.STEPS),
         "statistics": (norm_memory.recall_statistics, norm_memory.STEPS),
     }
-    mover, usual = by_kind[kind]
     try:
+        if kind == "balanced":
+            return balanced(samples, runs, samples.count // DRAWN, device=runtime.device)
+        mover, usual = by_kind[kind]
         return mover(
             samples,
             runs,
@@ -76,8 +80,8 @@ def moved_samples(
         return None
 
 
-def _best_kind(parents: Parents) -> str:
-    """The kind of moved inputs that suits the network; `auto` where none does."""
+def _best_kind(parents: Parents, options: FusionOptions) -> str:
+    """The kind of shaped inputs that suits the network; `auto` where none does."""
     from ..running.inputs import slots
 
     network, graph = parents.shared_architecture.network, parents.shared_architecture.graph
@@ -86,6 +90,9 @@ def _best_kind(parents: Parents) -> str:
     wanted = slots(network)
     if any(map(keeps_statistics, graph.ops)) and not all(slot.integer for slot in wanted):
         return "statistics"
-    image = [len(slot.shape) == 3 and not slot.integer for slot in wanted] == [True]
+    shapes = [options.input_shape or slot.shape for slot in wanted if not slot.integer]
+    image = len(wanted) == 1 and [len(shape) for shape in shapes] == [3]
     heads = any(space.per is not None for space in graph.spaces.values())
-    return "class" if image and heads else "auto"
+    if not image:
+        return "auto"
+    return "class" if heads and len(wanted[0].shape) == 3 else "balanced"

@@ -101,6 +101,8 @@ def open_bench(
         heard = [m.index for m in used if selection.weights[m.index] > 0]
         runs = [(programs[at], tensors[at]) for at in heard]
         moved = moved_samples(kind, samples, runs, options, runtime)
+        if moved is None and kind == "balanced":
+            samples = _inputs(parents, options, recipe, "auto")
     return Bench(
         moved or samples,
         programs,
@@ -243,6 +245,7 @@ def _inputs(parents: Parents, options: FusionOptions, recipe: Recipe, kind: str)
             where="--samples and --synthetic",
             fix="give one of them",
         )
+    from ..running.class_balance import DRAWN
     from ..running.samples import load_samples
     from ..running.synthetic import first_layer_names, synthetic_samples
 
@@ -259,11 +262,11 @@ def _inputs(parents: Parents, options: FusionOptions, recipe: Recipe, kind: str)
         for model in parents.models
         for name in first_layer_names(model.graph)
     }
-    usual = NUMBERS.get(kind, SYNTHETIC)
+    number = options.num_samples or NUMBERS.get(kind, SYNTHETIC)
     return synthetic_samples(
         network,
         first,
-        number=usual if options.num_samples is None else options.num_samples,
+        number=number * DRAWN if kind == "balanced" else number,
         seed=recipe.seed,
         input_shape=options.input_shape,
         kind=kind,

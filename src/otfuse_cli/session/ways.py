@@ -171,9 +171,10 @@ class Ways:
         """Units of all parents one by one; heads as wholes."""
         anchor, device = bench.parents.anchor, bench.runtime.device
         runs = [bench.run_parent(m, bench.weights[m.index]) for m in models]
-        seen = seen_units(bench, bench.samples, post=True, seed=self.recipe.seed, models=models)
+        seed, merges = self.recipe.seed, share is None
+        seen = seen_units(bench, bench.samples, post=True, seed=seed, models=models, before=merges)
         graph, observed = anchor.graph, [seen[m.index] for m in models]
-        chosen = choices(graph, observed, runs, without=in_heads(graph), other_share=share)
+        chosen, merged = choices(graph, observed, runs, without=in_heads(graph), other_share=share)
         runs = [replace(r, alignment=maps) for r, maps in zip(runs, chosen, strict=True)]
         read: Mapping[str, Tensor] = {}
         if has_heads(graph):
@@ -186,7 +187,11 @@ class Ways:
             for name in anchor.checkpoint.infos
         }
         renew_all(anchor.graph, tensors)
-        fitted, remarks = bench.refit(runs, tensors, self.options.ridge, aim=joined_value)
+        aims = [
+            replace(r, alignment=Alignment({**m.maps, **bases}))
+            for r, (_, m, _), bases in zip(runs, parts, merged, strict=True)
+        ]
+        fitted, remarks = bench.refit(aims, tensors, self.options.ridge, aim=joined_value)
         return tensors, fitted, remarks
 
     def _joint_post_norm(self, bench: Bench, error: PostNorm) -> Fitted:
