@@ -20,6 +20,8 @@ from .half_products import add_products, mirrored
 
 # A layer that misses its target by less than this, relative to it, is left untouched.
 UNTOUCHED = 1e-6
+# Of the ridge, what outputs get whose prior is no prior: little, so that they are least squares.
+_FRESH = 0.1
 # A smaller miss is found in float64: float32 products err by up to some 1e-6 of the target.
 _IN_DOUBLE = 1e-4
 
@@ -134,12 +136,13 @@ class Ridge:
             return 0.0 if self.missed == 0 else float("inf")
         return float((self.missed / self.target) ** 0.5)
 
-    def solve(self, ridge: float, *, where: str) -> RidgeFit | None:
+    def solve(self, ridge: float, *, where: str, fresh_gO: Tensor | None = None) -> RidgeFit | None:
         """The fit; None where the prior is right already.
 
         Args:
             ridge: lam.
             where: The layer, for messages.
+            fresh_gO: Outputs whose prior is no prior: they are pulled less.
 
         Raises:
             SolveFailed: The matrix is singular (`ridge` zero, dependent inputs).
@@ -147,15 +150,15 @@ class Ridge:
         if self.residual < UNTOUCHED:
             return None
         if self.dual:
-            return self._dual(ridge, where)
+            return self._dual(ridge, where, fresh_gO)
         self._count()
-        return self._primal(ridge, where)
+        return self._primal(ridge, where, fresh_gO)
 
     def _mean(self) -> Tensor:
         """Of the inputs, g x D."""
         return self.shift_gD + self.sum_gD / self.rows
 
-    def _primal(self, ridge: float, where: str) -> RidgeFit:
+    def _primal(self, ridge: float, where: str, fresh_gO: Tensor | None) -> RidgeFit:
         n = self.rows
         off_gD, mean_gD, rest_gO = self.sum_gD / n, self._mean(), self.rest_gO / n
         # Sums are about the shift: what that is off by makes them moments about the mean.
@@ -169,9 +172,7 @@ class Ridge:
             moments.baddbmm_(mean_gD[:, :, None], mean_gD[:, None])
             about_gD = self.shift_gD
         cross += about_gD[:, :, None] * rest_gO[:, None]
-        system = moments.clone()
-        system.diagonal(dim1=1, dim2=2).add_(ridge * power[:, None])
-        step_gDO = _solve(system, cross, where)
+        step_gDO = _solve_pulled(moments.clone(), cross, ridge * power, where, fresh_gO)
         weight = self.prior_gOD + step_gDO.transpose(1, 2)
         # ||R - H D||^2 / n from the sums alone: |R|^2 - 2 <D, H^T R> + <D, H^T H D>.
         gone = float((step_gDO * cross).sum())
@@ -181,7 +182,7 @@ class Ridge:
             variance -= torch.einsum("god,gd->go", weight, mean_gD).square()
         return self._solution(weight, variance, start - 2 * gone + left)
 
-    def _dual(self, ridge: float, where: str) -> RidgeFit:
+    def _dual(self, ridge: float, where: str, fresh_gO: Tensor | None) -> RidgeFit:
         inputs, rest = (torch.cat(rows, 1).double() for rows in (self._inputs, self._rests))
         root_n1 = torch.cat(self._roots).double()
         self._inputs.clear()
@@ -197,8 +198,8 @@ class Ridge:
         system = centred.new_zeros(len(centred), centred.shape[1], centred.shape[1])
         add_products(system, centred)
         system = mirrored(system).div_(n)
-        system.diagonal(dim1=1, dim2=2).add_(ridge * power[:, None])
-        step_gOD = _solve(system, rest_c, where).transpose(1, 2) @ centred / n
+        solved = _solve_pulled(system, rest_c, ridge * power, where, fresh_gO)
+        step_gOD = solved.transpose(1, 2) @ centred / n
         weight = self.prior_gOD + step_gOD
         spread = (inputs - mean_gD * root_n1) @ weight.transpose(1, 2)
         left = rest_c - centred @ step_gOD.transpose(1, 2)
@@ -234,6 +235,19 @@ def _squares(*several: Tensor) -> list[float]:
 def _or_one(power_g: Tensor) -> Tensor:
     """A group whose inputs are all zero (a dead channel, depthwise) keeps its prior."""
     return torch.where(power_g > 0, power_g, 1.0)
+
+
+def _solve_pulled(
+    system: Tensor, right: Tensor, pull_g: Tensor, where: str, fresh_gO: Tensor | None
+) -> Tensor:
+    """The solution of a system under its pull; of fresh outputs, under a fraction of it."""
+    diagonal = system.diagonal(dim1=1, dim2=2)
+    diagonal.add_(pull_g[:, None])
+    solution = _solve(system, right, where)
+    if fresh_gO is None or not bool(fresh_gO.any()):
+        return solution
+    diagonal.add_((_FRESH - 1) * pull_g[:, None])
+    return torch.where(fresh_gO[:, None], _solve(system, right, where), solution)
 
 
 def _solve(system: Tensor, right: Tensor, where: str) -> Tensor:

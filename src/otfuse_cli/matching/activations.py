@@ -55,6 +55,7 @@ def observe(
     device: str,
     post: bool,
     seed: int,
+    places: Sequence[SeenPlace] | None = None,
     then: Callable[[Walk, Samples], None] | None = None,
 ) -> Observed:
     """Features of every space whose units are seen as they are, by space.
@@ -69,9 +70,10 @@ def observe(
         device: Where.
         post: After the activation function instead of before.
         seed: Decides which positions count where there are many.
+        places: Where to look; None for everywhere.
         then: Goes on with the pass of each batch, once everything is seen.
     """
-    places = list(_places(program, graph, post=post))
+    places = list(seen_places(program, graph, post=post) if places is None else places)
     batches: dict[int, list[Tensor]] = {}
     for batch in samples.batches(program.batch):
         walk = Walk(program, tensors, flat_inputs(program, batch, device))
@@ -91,14 +93,16 @@ def observe(
 
 
 @dataclass(frozen=True)
-class _Place:
+class SeenPlace:
+    """A value that shows the units of a space, and the layer that made them last."""
+
     node: str
     space: str
     layer: str
     weight: str
 
 
-def _places(program: Program, graph: LayerGraph, *, post: bool) -> Iterator[_Place]:
+def seen_places(program: Program, graph: LayerGraph, *, post: bool) -> Iterator[SeenPlace]:
     """Where to look, in execution order: sums for streams, layers for everything else."""
     indices = {s.per for s in graph.free()}
     plain = {s.id for s in graph.free() if s.per is None and s.id not in indices}
@@ -119,13 +123,13 @@ def _places(program: Program, graph: LayerGraph, *, post: bool) -> Iterator[_Pla
             assert layer is not None
             last[space] = layer
             if space not in streams:
-                seen = _seen(program, node, post=post)
-                yield _Place(seen, space, layer.weight.removesuffix(".weight"), layer.weight)
+                seen = seen_from(program, node, post=post)
+                yield SeenPlace(seen, space, layer.weight.removesuffix(".weight"), layer.weight)
         for space in sums.get(node.name, ()):
             if space in last:
                 weight = last[space].weight
-                seen = _after(node).name if post else node.name
-                yield _Place(seen, space, weight.removesuffix(".weight"), weight)
+                seen = after_activation(node).name if post else node.name
+                yield SeenPlace(seen, space, weight.removesuffix(".weight"), weight)
 
 
 def _units(program: Program, node: Node) -> Sequence[str]:
@@ -135,7 +139,7 @@ def _units(program: Program, node: Node) -> Sequence[str]:
     return tuple(dict.fromkeys(u for axis in axes if axis is not None for u in axis_units(axis)))
 
 
-def _seen(program: Program, node: Node, *, post: bool) -> str:
+def seen_from(program: Program, node: Node, *, post: bool) -> str:
     """The value before the activation, after a BatchNorm; with `post` after the activation.
 
     Behind an activation, too, a BatchNorm belongs to it: what is read is what the norm makes.
@@ -143,7 +147,7 @@ def _seen(program: Program, node: Node, *, post: bool) -> str:
     node = _normed(program, node)
     if not post:
         return node.name
-    after = _after(node)
+    after = after_activation(node)
     return (after if after is node else _normed(program, after)).name
 
 
@@ -152,12 +156,13 @@ def _normed(program: Program, node: Node) -> Node:
     return node if norm is None else next(n for n in node.users if n.name == norm.node)
 
 
-def _after(node: Node) -> Node:
+def after_activation(node: Node) -> Node:
+    """The activation function of a value, or the value itself where there is none."""
     readers = [n for n in node.users if operator_name(n) in _ACTIVATIONS]
     return readers[0] if readers else node
 
 
-def _features(value: Tensor, place: _Place, program: Program, graph: LayerGraph) -> Tensor:
+def _features(value: Tensor, place: SeenPlace, program: Program, graph: LayerGraph) -> Tensor:
     axes = [Fixed(1) if a is None else a for a in program.axes[place.node]]
     dim = next(d for d, axis in enumerate(axes) if place.space in axis_units(axis))
     if dim and isinstance(axes[dim], Unit):

@@ -67,6 +67,8 @@ def own_architectures(
     of: int,
     arches: Sequence[Arch],
     find: Callable[[int], Architecture],
+    *,
+    any_depth: bool = False,
 ) -> dict[int, Architecture]:
     """Architectures of the checkpoints that need one of their own, by position.
 
@@ -76,13 +78,15 @@ def own_architectures(
         of: The checkpoint that `shared` was found for.
         arches: What `--arch` says of each.
         find: The architecture of one checkpoint.
+        any_depth: Checkpoints with other tensors have other networks, whoever makes them.
     """
     shapes = [{name: info.shape for name, info in c.infos.items()} for c in checkpoints]
     built: list[tuple[int, Architecture]] = [(of, shared)]
     separate: dict[int, Architecture] = {}
     for at, arch in enumerate(arches):
         twin = next((k for o, k in built if arches[o] == arch and shapes[o] == shapes[at]), None)
-        if twin is None and arch == arches[of] and not shared.takes_shapes:
+        alike = not any_depth or shapes[at].keys() == shapes[of].keys()
+        if twin is None and alike and arch == arches[of] and not shared.takes_shapes:
             twin = shared  # its code is run with tensors of other widths
         if twin is None:
             twin = find(at)

@@ -190,7 +190,8 @@ class Bench:
     def run_parent(self, model: Model, weight: float, alignment: Alignment | None = None) -> Parent:
         """One model as the refit runs it."""
         program, tensors = self.programs[model.index], self.tensors[model.index]
-        return Parent(program, tensors, weight, model.graph, alignment)
+        other = self.parents.counterparts.get(model.index)
+        return Parent(program, tensors, weight, model.graph, alignment, other)
 
     def part(self, where: slice) -> Bench:
         """The same models on some of the inputs."""
@@ -205,6 +206,7 @@ class Bench:
         left: frozenset[str] = frozenset(),
         aim: Aim | None = None,
         stress: Stress | None = None,
+        fresh: Mapping[str, Tensor] | None = None,
     ) -> tuple[tuple[RefitRecord, ...], tuple[str, ...]]:
         """Fit every layer of `tensors`, in place; records, and remarks on what was left alone."""
         fitted, shared = refit(
@@ -219,6 +221,7 @@ class Bench:
             aim=aim,
             stress=stress,
             rows=self.rows,
+            fresh=fresh,
         )
         remarks = [f"{name} is used twice or tied: not refitted" for name in shared]
         return tuple(RefitRecord(f.layer, f.before, f.after) for f in fitted), tuple(remarks)
@@ -309,6 +312,7 @@ def seen_units(
         if model.index not in bench.programs:
             continue
         hearing = _Hearing(bench.judged.count)
+        other = bench.parents.counterparts.get(model.index)
         seen[model.index] = observe(
             bench.programs[model.index],
             bench.tensors[model.index],
@@ -317,6 +321,7 @@ def seen_units(
             device=bench.runtime.device,
             post=post,
             seed=seed,
+            places=None if other is None else other.places,
             then=hearing.add,
         )
         bench.heard.setdefault(model.index, torch.cat(hearing.logits))

@@ -132,6 +132,7 @@ def _programs(
     others = [m for m in parents.models if m.index in tensors and m is not parents.anchor]
     for model in (parents.anchor, *others):
         architecture, shapes = parents.architecture(model.index), _shapes(model)
+        deeper = model.index in parents.other_depth
         widths = (id(architecture), shapes)
         if widths not in exported:
             exported[widths] = runnable(
@@ -139,7 +140,7 @@ def _programs(
                 samples,
                 device=runtime.device,
                 read=tensors[model.index],
-                graph=parents.shared_architecture.graph,
+                graph=None if deeper else parents.shared_architecture.graph,
             )
         programs[model.index] = exported[widths]
         source = f"{model.checkpoint.label}: {architecture.graph.source}"
@@ -148,6 +149,7 @@ def _programs(
             programs[model.index],
             programs[parents.anchor_index],
             f"{instead} without inputs",
+            deeper=deeper,
         )
     return programs
 
@@ -211,15 +213,17 @@ def _require_heads(architecture: Architecture, model: Model) -> None:
             )
 
 
-def _require_one_network(where: str, program: Program, anchors: Program, fix: str) -> None:
-    """Refuse a model that can't be run side by side with the anchor.
+def _require_one_network(
+    where: str, program: Program, anchors: Program, fix: str, *, deeper: bool = False
+) -> None:
+    """Refuse a model that can't be run side by side with the anchor; `deeper`: of other layers.
 
     Raises:
         UsageError: It takes another path, or batches of another size.
     """
     from ..graph.trace.program import same_operations
 
-    if not same_operations(program, anchors):
+    if not deeper and not same_operations(program, anchors):
         raise UsageError(
             "the network computes something else at other widths",
             where=where,
