@@ -16,13 +16,13 @@ from torch import Tensor
 
 from ..errors import IncompatibleModels
 from ..graph.analysis.fit_targets import Fit, fits
-from ..graph.axes import rename_units
-from ..graph.model import LayerGraph, Space, TensorAxis
+from ..graph.axes import axis_units, rename_units
+from ..graph.model import GraphTensor, LayerGraph, Space, TensorAxis
 from ..graph.trace.program import Axes, Program
 from ..running.execute import Walk
 from .activations import SeenPlace
 from .depth import covering, ordered_pairs
-from .stages import Inner, StagePlace, Stage, Staged, StreamTap
+from .stages import Inner, Stage, Staged, StagePlace, StreamTap
 
 # How alike two seen values are, the anchor's first.
 Similar = Callable[[str, str], float]
@@ -289,7 +289,8 @@ def _same_layer(
     """
     ours, theirs = anchor.tensors[one.layer.weight], source.tensors[other.layer.weight]
     alike = (
-        ours.exprs == theirs.exprs
+        len(ours.axes) == len(theirs.axes)
+        and all(_same_units(d, ours, theirs, anchor, source) for d in range(len(ours.axes)))
         and ours.shape[2:] == theirs.shape[2:]
         and one.layer.window == other.layer.window
         and one.layer.turned == other.layer.turned
@@ -303,6 +304,19 @@ def _same_layer(
     if one.norm is not None and other.norm is not None:
         tensors |= {name: other.norm.tensors[part] for part, name in one.norm.tensors.items()}
     return tensors
+
+
+def _same_units(
+    dim: int, ours: GraphTensor, theirs: GraphTensor, anchor: LayerGraph, source: LayerGraph
+) -> bool:
+    """Whether an axis carries the same units: equal names, or as many that stay in place."""
+    one, other = ours.exprs[dim], theirs.exprs[dim]
+    if one == other:
+        return True
+    in_place = all(anchor.spaces[u].pinned is not None for u in axis_units(one)) and all(
+        source.spaces[u].pinned is not None for u in axis_units(other)
+    )
+    return in_place and ours.shape[dim] == theirs.shape[dim]
 
 
 def _released(anchor: Staged, values: Mapping[str, Terms]) -> dict[str, tuple[str, ...]]:

@@ -79,24 +79,36 @@ def ordered_pairs(similarity_AS: Tensor) -> Pairs:
 def covering(similarity_AS: Tensor, *, begin: bool) -> tuple[int, ...]:
     """For each place of the anchor one of the source, in the order of both.
 
-    The last place has the last, with `begin` the first has the first; of the others similarities
-    sum to the most that is possible. Of equals the earliest is taken.
+    No two have the same one, or where the source has fewer, every one of its places is somebody's.
+    The last has the last, with `begin` the first has the first; their similarities sum to the most
+    that is possible so. Of equals the earliest is taken.
     """
     anchors, sources = similarity_AS.shape
+    once = sources >= anchors
     allowed_AS = similarity_AS.double().clone()
     allowed_AS[-1, :-1] = -torch.inf
-    if begin:
+    if begin or not once:
         allowed_AS[0, 1:] = -torch.inf
     best_AS = torch.empty_like(allowed_AS)
     best_AS[0] = allowed_AS[0]
     for a in range(1, anchors):
-        best_AS[a] = allowed_AS[a] + best_AS[a - 1].cummax(0).values
-    chosen, most = list[int](), sources
+        for s in range(sources):
+            best_AS[a, s] = allowed_AS[a, s] + _most(best_AS[a - 1, slice(*_before(s, once))])
+    chosen, before = list[int](), (sources - 1, sources)
     for a in reversed(range(anchors)):
-        s = _first_best(best_AS[a, :most])
+        s = before[0] + _first_best(best_AS[a, slice(*before)])
         chosen.append(s)
-        most = s + 1
+        before = _before(s, once)
     return tuple(reversed(chosen))
+
+
+def _before(s: int, once: bool) -> tuple[int, int]:
+    """Places of the source, as a slice, that may come before one."""
+    return (0, s) if once else (max(0, s - 1), s + 1)
+
+
+def _most(values_S: Tensor) -> float:
+    return float(values_S.max()) if len(values_S) else -torch.inf
 
 
 def _first_best(values_S: Tensor) -> int:

@@ -279,7 +279,7 @@ class DepthPair(Record, frozen=True):
     `cka`: how alike they are on the inputs (linear CKA, 0 to 1).
     """
 
-    anchor: str
+    anchor_layer: str
     source_layer: str
     cka: Share
 

@@ -252,9 +252,11 @@ def _inputs(parents: Parents, options: FusionOptions, recipe: Recipe, kind: str)
 
     of_anchor = parents.architecture(parents.anchor_index)
     arch = arch_of_each(options.arch, len(parents.models))[parents.anchor_index]
-    network = require_network(
-        of_anchor, arch, "--samples" if options.samples is not None else "--synthetic"
-    )
+    why = "--samples" if options.samples is not None else "--synthetic"
+    network = require_network(of_anchor, arch, why)
+    for index in sorted(parents.other_depth):
+        own = arch_of_each(options.arch, len(parents.models))[index]
+        require_network(parents.architecture(index), own, f"checkpoint {index}")
     if options.samples is not None:
         number = REAL if options.num_samples is None else options.num_samples
         return load_samples(options.samples, network, number=number, seed=recipe.seed)

@@ -16,7 +16,7 @@ from ..graph.axes import Unit
 from ..matching.counterpart import Counterpart, Similar, counterpart
 from ..matching.depth import as_rows, linear_cka, pooled
 from ..matching.models import Model
-from ..matching.stages import StagePlace, Staged, staged
+from ..matching.stages import Staged, StagePlace, staged
 from ..report.records import DepthPair, DepthRecord
 from ..running.execute import Walk, flat_inputs
 from .bench import Bench
