@@ -3,8 +3,8 @@
     python examples/train_shallow.py resnet10w16|vgg9half OUT.safetensors [--epochs 4] [--seed 2]
 
 SGD with momentum, a rate that rises for a tenth of the steps and falls to zero along a cosine,
-flips and 4-pixel crops. An epoch of 50,000 images takes some four minutes of one core. The data come
-from OTFUSE_SHARED (see evaluate.py); the same torch on the same machine writes the same bytes.
+flips and 4-pixel crops. An epoch of 50,000 images takes some four minutes of one core. The data
+come from OTFUSE_SHARED (see evaluate.py); the same torch on the same machine writes the same bytes.
 """
 
 from __future__ import annotations

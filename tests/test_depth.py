@@ -114,7 +114,7 @@ def inputs(count=200, seed=3, shape=IMAGES):
 
 
 def fuse(source, anchor, shape=IMAGES, **options):
-    """Joint fusion of two modules, each with a factory of its own; the state dict and the report."""
+    """Joint fusion of two modules, each with a factory of its own: state dict and report."""
     made, states = {}, []
     for at, (make, module) in enumerate((source, anchor)):
         made[at] = factory(make, shape)

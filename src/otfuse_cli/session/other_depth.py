@@ -116,6 +116,31 @@ def _require_units(anchor: Model, models: Sequence[Model]) -> None:
             )
 
 
+def compare_depths(bench: Bench) -> tuple[DepthRecord, ...]:
+    """How alike all layers of every source and of the anchor are, and what stands for what.
+
+    Raises:
+        IncompatibleModels: A network whose layers can't be compared, or that differs in more.
+    """
+    looks, anchor = Looks(bench), bench.parents.anchor
+    ours, records = looks.staged(anchor), list[DepthRecord]()
+    for model in bench.parents.sources:
+        theirs, similar = looks.staged(model), looks.similarity(anchor, model)
+        labels = (model.checkpoint.label, anchor.checkpoint.label)
+        found, _, _ = counterpart(ours, theirs, similar, labels=labels)
+        rows = list[tuple[float, ...]]()
+        for place in ours.places:
+            rows.append(tuple(similar(place.seen, other.seen) for other in theirs.places))
+        records.append(
+            _record(model.index, found).replace(
+                anchor_layers=tuple(place.layer for place in ours.places),
+                source_layers=tuple(place.layer for place in theirs.places),
+                matrix=tuple(rows),
+            )
+        )
+    return tuple(records)
+
+
 def _record(index: int, found: Counterpart) -> DepthRecord:
     pairs = tuple(DepthPair(pair.anchor.layer, pair.source.layer, pair.cka) for pair in found.pairs)
     return DepthRecord(index, pairs)
