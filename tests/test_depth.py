@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from itertools import combinations, combinations_with_replacement, pairwise
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import nets
 import otfuse_cli
+from otfuse_cli.errors import IncompatibleModels, UsageError
 from otfuse_cli.matching.depth import as_rows, covering, linear_cka, ordered_pairs, pooled
 
 pytestmark = pytest.mark.usefixtures("kept_graphs")
@@ -86,6 +90,24 @@ class Chain(nn.Module):
 
     def forward(self, x):
         return self.classifier(getattr(self, self.name)(x))
+
+
+class Dense(nn.Module):
+    """What a layer makes is put beside what it reads."""
+
+    def __init__(self, layers=1):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.layers = nn.ModuleList(
+            nn.Conv2d(4 * (at + 1), 4, 3, padding=1) for at in range(layers)
+        )
+        self.head = nn.Linear(4 * (layers + 1), 5)
+
+    def forward(self, x):
+        x = self.stem(x).relu()
+        for layer in self.layers:
+            x = torch.cat([x, layer(x).relu()], 1)
+        return self.head(x.mean((2, 3)))
 
 
 def factory(make, shape=IMAGES):
@@ -291,3 +313,245 @@ def test_of_equal_depth_it_is_what_joint_fusion_gives(kind):
     assert matched == {name: names[name] for name in matched}
     for name, tensor in expected.items():
         assert torch.equal(fused[name], tensor), name
+
+
+def test_of_the_source_alone_a_deeper_network_becomes_one_of_fewer_layers():
+    """One parent in the anchor's shape: a layer that copies its input goes, and nothing is lost."""
+    small = trained(nets.Mlp((12, 9, 7, 5)), 1)
+    deep = nets.Mlp((12, 9, 9, 7, 5))
+    state = small.state_dict()
+    state = {
+        **{f"fc1.{part}": state[f"fc1.{part}"] for part in ("weight", "bias")},
+        "fc2.weight": torch.eye(9),
+        "fc2.bias": torch.zeros(9),
+        **{f"fc{at + 1}.{p}": state[f"fc{at}.{p}"] for at in (2, 3) for p in ("weight", "bias")},
+    }
+    deep.load_state_dict(state)
+    fused, report = fuse(
+        (mlp((12, 9, 9, 7, 5)), deep), (mlp((12, 9, 7, 5)), small), shape=(12,), weights=(1, 0)
+    )
+    result = nets.Mlp((12, 9, 7, 5))
+    result.load_state_dict(fused)
+    x = inputs(50, seed=8, shape=(12,))
+    with torch.no_grad():
+        # what the pull toward no weights at all leaves of least squares
+        torch.testing.assert_close(
+            result(x), small(x), rtol=0, atol=0.02 * float(small(x).abs().max())
+        )
+    assert pairs_of(report) == [("fc1", "fc1"), ("fc2", "fc3")]
+
+
+def test_three_networks_of_three_depths():
+    shapes = ((12, 9, 5), (12, 9, 8, 5), (12, 9, 8, 7, 5))
+    modules = [trained(nets.Mlp(shape), seed) for seed, shape in enumerate(shapes)]
+    made = {at: factory(mlp(shape), (12,)) for at, shape in enumerate(shapes)}
+    fused, report = otfuse_cli.merge(
+        *(module.state_dict() for module in modules),
+        arch=made,
+        samples={"x": inputs(shape=(12,))},
+        num_samples=200,
+        blend="joint",
+    )
+    assert {name: t.shape for name, t in fused.items()} == {
+        name: t.shape for name, t in modules[-1].state_dict().items()
+    }
+    assert [record.source for record in report.depth] == [0, 1]
+    assert [len(record.pairs) for record in report.depth] == [1, 2]
+    assert all(0 <= pair.cka <= 1 for record in report.depth for pair in record.pairs)
+    result = nets.Mlp(shapes[-1])
+    result.load_state_dict(fused)
+    x = inputs(400, seed=8, shape=(12,))
+    with torch.no_grad():
+        mean = sum(module(x) for module in modules) / 3
+        miss = (result(x) - mean).norm() / mean.norm()
+        alone = (modules[-1](x) - mean).norm() / mean.norm()
+    assert miss < 0.7 * alone
+
+
+@pytest.mark.parametrize(
+    ("source", "anchor"), [((3, 1), (1, 2)), ((1, 2), (3, 1))], ids=["deeper", "shallower"]
+)
+def test_residual_networks_come_nearer_to_their_mean(source, anchor):
+    nets_ = [trained(ResNet(blocks), seed) for seed, blocks in enumerate((source, anchor))]
+    fused, report = fuse((lambda: ResNet(source), nets_[0]), (lambda: ResNet(anchor), nets_[1]))
+    result = ResNet(anchor)
+    result.load_state_dict(fused)
+    x = inputs(300, seed=8)
+    with torch.no_grad():
+        mean = sum(net(x) for net in nets_) / 2
+        miss, alone = (float((net.eval()(x) - mean).norm()) for net in (result, nets_[1]))
+    assert miss < 0.8 * alone
+    assert all(refit.after <= refit.before + 1e-9 for refit in report.refits)
+    taps = [own for place, own in pairs_of(report) if place == f"layer1.{anchor[0] - 1}.conv2"]
+    assert taps == [f"layer1.{source[0] - 1}.conv2"]
+
+
+@pytest.mark.parametrize(
+    ("source", "anchor"),
+    [
+        (lambda: Chain((6, "pool", 7, 7), (9, 9), norm=True), lambda: Chain((6, "pool", 7), (9,))),
+        (lambda: Chain((6, "pool", 7)), lambda: Chain((6, 6, "pool", 5, 8))),
+        (lambda: Dense(3), lambda: Dense(2)),
+    ],
+    ids=["deeper", "shallower", "concatenated"],
+)
+def test_chains_of_convolutions_come_nearer_to_their_mean(source, anchor):
+    modules = [trained(make(), seed) for seed, make in enumerate((source, anchor))]
+    fused, _ = fuse((source, modules[0]), (anchor, modules[1]))
+    result = anchor().eval()
+    result.load_state_dict(fused)
+    x = inputs(300, seed=8)
+    with torch.no_grad():
+        mean = sum(net(x) for net in modules) / 2
+        miss, alone = (float((net(x) - mean).norm()) for net in (result, modules[1]))
+    assert miss < 0.9 * alone
+
+
+class Grouped(nn.Module):
+    """A convolution in groups: its units move as wholes."""
+
+    def __init__(self, layers=2):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        inner = []
+        for _ in range(layers):
+            inner += [nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1, groups=2)]
+        self.inner = nn.Sequential(*inner)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        return self.head(self.inner(self.stem(x)).relu().mean((2, 3)))
+
+
+REFUSED = {
+    "a stage more": (
+        lambda: ResNet((1, 1, 1)), lambda: ResNet((1, 1)), IMAGES,
+        "a residual stream at 2 x 2 positions in state dict 0 only",
+    ),
+    "other downsampling": (
+        lambda: Chain((6, "pool", 7, "pool", 8)), lambda: Chain((6, 7, "pool", 8)), IMAGES,
+        "layers one after another at 2 x 2 positions in state dict 0 only",
+    ),
+    "other classes": (
+        lambda: ResNet((2, 1), classes=4), lambda: ResNet((1, 1)), IMAGES,
+        "outputs [[4]] in state dict 0, [[5]] in state dict 1",
+    ),
+    "groups": (lambda: Grouped(3), lambda: Grouped(2), IMAGES, "heads or groups"),
+    "a norm of another kind": (
+        lambda: nn.Sequential(nn.Linear(12, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 5)),
+        lambda: nets.Mlp((12, 9, 8, 5)), (12,), "1.weight belongs to no layer that is fitted",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_correspond_is_refused(case, tmp_path):
+    source, anchor, shape, why = REFUSED[case]
+    pair = (source, trained(source(), 1)), (anchor, trained(anchor(), 2))
+    out = tmp_path / "out.safetensors"
+    with pytest.raises(IncompatibleModels) as caught:
+        fuse(*pair, shape=shape, output=out)
+    assert why in caught.value.why
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_anchor_without_a_share_needs_partners_for_all_its_spaces():
+    shapes = ((12, 9, 5), (12, 9, 8, 5))
+    pair = [(mlp(shape), trained(nets.Mlp(shape), seed)) for seed, shape in enumerate(shapes)]
+    with pytest.raises(IncompatibleModels, match="too few units for the anchor's shape"):
+        fuse(*pair, shape=(12,), weights=(1, 0))
+
+
+OTHERS = {
+    "no inputs": {},
+    "average": {"samples": {"x": inputs(shape=(12,))}, "blend": "average"},
+    "every way": {"samples": {"x": inputs(shape=(12,))}},
+    "--width": {"samples": {"x": inputs(shape=(12,))}, "blend": "joint", "width": 1.5},
+    "--skip": {"samples": {"x": inputs(shape=(12,))}, "blend": "joint", "skip": ("fc1.weight",)},
+}
+
+
+@pytest.mark.parametrize("options", OTHERS.values(), ids=OTHERS)
+def test_without_joint_fusion_the_message_says_what_works(options):
+    states = [trained(nets.Mlp(shape), 1).state_dict() for shape in ((12, 9, 5), (12, 9, 8, 5))]
+    with pytest.raises(IncompatibleModels) as caught:
+        otfuse_cli.merge(*states, arch="mlp", **options)
+    assert caught.value.exit_code == 4
+    assert "networks of different depth take --blend joint and inputs" in caught.value.fix
+
+
+def test_names_and_shapes_alone_are_no_network_to_run():
+    chain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5))
+    states = [chain.state_dict(), trained(nets.Mlp((12, 9, 5)), 1).state_dict()]
+    samples = {"x": inputs(shape=(12,))}
+    with pytest.raises((IncompatibleModels, UsageError)):
+        otfuse_cli.merge(*states, samples=samples, blend="joint")
+
+
+# The command line
+
+
+@pytest.fixture
+def files(tmp_path):
+    shapes = ((12, 9, 8, 5), (12, 9, 5))
+    paths = [tmp_path / f"{len(shape)}.safetensors" for shape in shapes]
+    for seed, (path, shape) in enumerate(zip(paths, shapes, strict=True)):
+        save_file(trained(nets.Mlp(shape), seed).state_dict(), path)
+    np.savez(tmp_path / "x.npz", x=inputs(shape=(12,)).numpy())
+    return [str(path) for path in paths], str(tmp_path / "x.npz")
+
+
+def test_merge_on_the_command_line(cli, files, tmp_path):
+    paths, samples = files
+    out = tmp_path / "out.safetensors"
+    done = cli("merge", *paths, "-o", str(out), "--blend", "joint", "--samples", samples)
+    assert done.code == 0, done.err
+    assert "Layers of checkpoint 0 stand for the anchor's, by linear CKA" in done.out
+    report = json.loads((tmp_path / "out.report.json").read_text())
+    assert [sorted(pair) for pair in report["depth"][0]["pairs"]] == [
+        ["anchor_layer", "cka", "source_layer"]
+    ]
+    assert {n: t.shape for n, t in load_file(out).items()} == {
+        n: t.shape for n, t in load_file(paths[1]).items()
+    }
+    before = out.read_bytes()
+    again = ("-o", str(out), "--overwrite", "--blend", "joint", "--samples", samples)
+    assert cli("merge", *paths, *again).code == 0
+    assert out.read_bytes() == before
+
+
+def test_synthetic_inputs_do(cli, files, tmp_path):
+    paths, _ = files
+    out = str(tmp_path / "out.safetensors")
+    done = cli(
+        "merge", *paths, "-o", out, "--blend", "joint", "--synthetic", "--synthetic-kind", "noise",
+        "--num-samples", "100",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+
+
+def test_inspect_shows_how_alike_layers_are(cli, files, tmp_path):
+    paths, samples = files
+    plot = tmp_path / "depth.html"
+    done = cli("inspect", *paths, "--depth", "--samples", samples, "--plot", str(plot))
+    assert done.code == 0, done.err
+    rows = [line.split() for line in done.out.splitlines() if line.startswith("fc1")]
+    assert len(rows) == 1
+    values = [float(cell.rstrip("*")) for cell in rows[0][1:]]
+    assert len(values) == 2
+    assert sum(cell.endswith("*") for cell in rows[0][1:]) == 1
+    assert rows[0][1:][values.index(max(values))].endswith("*")
+    assert "Linear CKA" in plot.read_text()
+    itself = cli("inspect", paths[0], paths[0], "--depth", "--samples", samples, "--json")
+    (record,) = json.loads(itself.out)["report"]["depth"]
+    assert [pair["cka"] for pair in record["pairs"]] == pytest.approx([1, 1])
+    assert [record["matrix"][at][at] for at in range(2)] == pytest.approx([1, 1])
+
+
+@pytest.mark.parametrize(
+    ("options", "code"), [((), 2), (("--ot-costs", "--samples"), 2)], ids=["no inputs", "costs"]
+)
+def test_what_inspect_refuses(cli, files, options, code):
+    paths, samples = files
+    given = [*options, *([samples] if options else [])]
+    assert cli("inspect", *paths, "--depth", *given).code == code
