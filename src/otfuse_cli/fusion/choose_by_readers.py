@@ -72,7 +72,7 @@ def written(parents: Sequence[Parent], space: str, gram_UU: Tensor) -> Tensor | 
     for readers in _readers(parents, space):
         writes: list[Tensor | None] = [None] * len(parents)
         for at, (fit, dim) in readers.items():
-            writes[at] = _read(parents[at], fit, dim, space).to(gram_UU)
+            writes[at] = _read(parents[at], fit, dim, _read_as(parents[at], space)).to(gram_UU)
         at, (fit, _) = next(iter(readers.items()))
         if ends_at_outputs(parents[at].graph, fit.layer.weight):
             height = next(len(write) for write in writes if write is not None)
@@ -103,7 +103,7 @@ def _readers(parents: Sequence[Parent], space: str) -> Iterable[dict[int, tuple[
     for at, parent in enumerate(parents):
         layers = {fit.layer.weight: fit for fit in fits(parent.program)[0]}
         graph, other = parent.graph, parent.counterpart
-        for name, dim in graph.members[space]:
+        for name, dim in graph.members[_read_as(parent, space)]:
             if graph.tensors[name].axes[dim].roles != {Role.CONSUME} or name not in layers:
                 continue
             meant: tuple[str, int | None] = (name, None)
@@ -111,6 +111,11 @@ def _readers(parents: Sequence[Parent], space: str) -> Iterable[dict[int, tuple[
                 meant = (other.outputs[name], None) if name in other.outputs else (name, at)
             by_name.setdefault(meant, {})[at] = (layers[name], dim)
     return by_name.values()
+
+
+def _read_as(parent: Parent, space: str) -> str:
+    """The space in which a parent's units are read."""
+    return space if parent.counterpart is None else parent.counterpart.read_as.get(space, space)
 
 
 def _read(parent: Parent, fit: Fit, dim: int, space: str) -> Tensor:

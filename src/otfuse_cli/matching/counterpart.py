@@ -17,7 +17,7 @@ from torch import Tensor
 from ..errors import IncompatibleModels
 from ..graph.analysis.fit_targets import Fit, fits
 from ..graph.axes import axis_units, rename_units
-from ..graph.model import GraphTensor, LayerGraph, Space, TensorAxis
+from ..graph.model import GraphTensor, LayerGraph, Role, Space, TensorAxis
 from ..graph.trace.program import Axes, Program
 from ..running.execute import Walk
 from .activations import SeenPlace
@@ -50,6 +50,8 @@ class Counterpart:
         released: By such a value, own values that nobody asks for after it.
         tensors: By tensor of the anchor, the own one that makes the same units from the same.
         outputs: By own tensor of an output layer, the anchor's.
+        read_as: By space of the anchor, a later one in which the source's units in it are read.
+        carried: By space for which the source has none, the one whose units it lets through.
         fresh: Layers of the anchor for which there is no such tensor, by their weight.
         places: Where to look at units, in the anchor's order.
     """
@@ -60,6 +62,8 @@ class Counterpart:
     released: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     tensors: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
+    read_as: Mapping[str, str] = field(default_factory=dict)
+    carried: Mapping[str, str] = field(default_factory=dict)
     fresh: frozenset[str] = frozenset()
     places: tuple[SeenPlace, ...] = ()
 
@@ -90,6 +94,8 @@ class _Drawn:
     layers: list[tuple[Fit, Fit]] = field(default_factory=list)
     values: dict[str, Terms] = field(default_factory=dict)
     fresh: set[str] = field(default_factory=set)
+    carried: dict[str, Inner] = field(default_factory=dict)
+    read_as: dict[str, str] = field(default_factory=dict)
 
     def pair(self, one: StagePlace, other: StagePlace) -> None:
         """Two places that stand for one another."""
@@ -104,11 +110,30 @@ class _Drawn:
 
     def inner(self, ours: Sequence[Inner], theirs: Sequence[Inner]) -> None:
         """Layers one after another."""
-        for a, s in ordered_pairs(self._similarity(ours, theirs)):
-            one, other = ours[a], theirs[s]
-            self.pair(one, other)
-            self.values[one.made] = ((other.made, 1.0),)
-            self.layer(one.fit, other.fit)
+        partners = dict(ordered_pairs(self._similarity(ours, theirs)))
+        before: tuple[Inner, Inner] | None = None
+        for a, one in enumerate(ours):
+            if a in partners:
+                other = theirs[partners[a]]
+                self.pair(one, other)
+                self.values[one.made] = ((other.made, 1.0),)
+                self.layer(one.fit, other.fit)
+                before = one, other
+            elif before is not None and one.keeps and before[1].keeps:
+                self.carry(one, *before)
+
+    def carry(self, one: Inner, first: Inner, other: Inner) -> None:
+        """A layer of the anchor behind the pair of others, for which the source has none.
+
+        What the source's units did there they still do: it lets them through.
+        """
+        self.carried[one.space] = other
+        for space, last in [(first.space, first.space), *self.read_as.items()]:
+            if last in (first.space, self.read_as.get(first.space)):
+                self.read_as[space] = one.space
+        self.read_as[first.space] = one.space
+        self.values[one.made] = ((other.seen, 1.0),)
+        self.layer(one.fit, None)
 
     def stage(self, ours: Stage, theirs: Stage) -> None:
         """A stage: blocks between places of the stream, and what comes behind the last."""
@@ -191,7 +216,7 @@ def counterpart(
         drawn.stage(ours, theirs)
     outputs = drawn.outputs()
     names = _names(drawn, labels)
-    graph, program = _renamed(source, anchor.graph, names)
+    graph, program = _renamed(drawn, names)
     tensors: dict[str, str] = {}
     for one, other in drawn.layers:
         same = _same_layer(one, other, anchor.graph, graph)
@@ -202,10 +227,12 @@ def counterpart(
     found = Counterpart(
         tuple(drawn.pairs),
         drawn.values,
-        {name: program.axes[terms[0][0]] for name, terms in drawn.values.items()},
+        _axes(drawn, program),
         _released(anchor, drawn.values),
         tensors,
         outputs,
+        drawn.read_as,
+        {space: names[place.space] for space, place in drawn.carried.items()},
         frozenset(drawn.fresh),
         tuple(_seen_places(drawn)),
     )
@@ -263,21 +290,34 @@ def _names(drawn: _Drawn, labels: tuple[str, str]) -> dict[str, str]:
     return names
 
 
-def _renamed(
-    source: Staged, anchor: LayerGraph, names: Mapping[str, str]
-) -> tuple[LayerGraph, Program]:
-    graph, program = source.graph, source.program
+def _renamed(drawn: _Drawn, names: Mapping[str, str]) -> tuple[LayerGraph, Program]:
+    graph, program = drawn.source.graph, drawn.source.program
+    read = {id: drawn.read_as.get(name, name) for id, name in names.items()}
     tensors = {}
     for name, tensor in graph.tensors.items():
-        axes = tuple(TensorAxis(rename_units(a.expr, names), a.roles) for a in tensor.axes)
-        tensors[name] = replace(tensor, axes=axes)
+        axes = list[TensorAxis]()
+        for axis in tensor.axes:
+            table = read if axis.roles == {Role.CONSUME} else names
+            axes.append(TensorAxis(rename_units(axis.expr, table), axis.roles))
+        tensors[name] = replace(tensor, axes=tuple(axes))
     spaces = {names.get(id, id): replace(s, id=names.get(id, id)) for id, s in graph.spaces.items()}
-    for space in anchor.free():
-        spaces.setdefault(space.id, Space(space.id, 0))
+    for space, place in drawn.carried.items():
+        spaces[space] = Space(space, graph.spaces[place.space].size)
+    for free in drawn.anchor.graph.free():
+        spaces.setdefault(free.id, Space(free.id, 0))
     labels: dict[str, Axes] = {}
     for node, of_value in program.axes.items():
         labels[node] = tuple(None if a is None else rename_units(a, names) for a in of_value)
     return replace(graph, tensors=tensors, spaces=spaces), replace(program, axes=labels)
+
+
+def _axes(drawn: _Drawn, program: Program) -> dict[str, Axes]:
+    """Axes of what stands for values of the anchor, in the anchor's names."""
+    axes = {name: program.axes[terms[0][0]] for name, terms in drawn.values.items()}
+    for place in drawn.anchor.places:
+        if place.space in drawn.carried:
+            axes[place.made] = drawn.anchor.program.axes[place.made]
+    return axes
 
 
 def _same_layer(

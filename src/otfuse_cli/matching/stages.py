@@ -25,6 +25,8 @@ from .activations import after_activation, seen_from
 
 Positions = tuple[int, ...]
 
+# Activations that change nothing the second time.
+_KEEPING = frozenset({"relu", "relu_", "relu6"})
 # Operations between a layer and the addition that it feeds which change nothing.
 _SAME = frozenset({"dropout", "alias", "clone", "contiguous", "detach"})
 
@@ -50,9 +52,15 @@ class StagePlace:
 
 @dataclass(frozen=True)
 class Inner(StagePlace):
-    """A layer with units of its own."""
+    """A layer with units of its own.
+
+    Attributes:
+        fit: The layer.
+        keeps: Its activation leaves alone what it has given: none, ReLU.
+    """
 
     fit: Fit
+    keeps: bool
 
 
 @dataclass(frozen=True)
@@ -235,7 +243,8 @@ class _Reader:
         seen = seen_from(self.program, self.nodes[fit.layer.node], post=True)
         where = (space, node.name, seen, self._positions(seen), fit.name)
         if space not in self.streams:
-            return Inner(*where, fit)
+            activation = operator_name(self.nodes[seen])
+            return Inner(*where, fit, seen == node.name or activation in _KEEPING)
         return StreamTap(*where, branch=fit, added=node.name, side=None, shortcut=None)
 
     def _tap(self, node: Node) -> StreamTap:

@@ -324,6 +324,10 @@ def seen_units(
             places=None if other is None else other.places,
             then=hearing.add,
         )
+        if other is not None:
+            observed = seen[model.index]
+            carried = {space: observed[first] for space, first in other.carried.items()}
+            seen[model.index] = {**observed, **carried}
         bench.heard.setdefault(model.index, torch.cat(hearing.logits))
     return seen
 
