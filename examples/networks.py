@@ -5,6 +5,8 @@ otfuse check cifar10-vit-0.safetensors --arch examples/networks.py:vit
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -38,15 +40,19 @@ def mlpnet() -> tuple[nn.Module, torch.Tensor]:
     return net, torch.randn(4, 784)
 
 
-class Vgg11(nn.Module):
-    """VGG11 at half width for 32x32 images, without biases."""
+VGG11 = (64, "pool", 64, "pool", 128, 128, "pool", 256, 256, "pool", 256, 512, "pool")
+VGG9 = (64, "pool", 64, "pool", 128, 128, "pool", 256, "pool", 512, "pool")
 
-    def __init__(self) -> None:
+
+class Vgg(nn.Module):
+    """A VGG at half width for 32x32 images, without biases."""
+
+    def __init__(self, widths: Sequence[int | str]) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         before = 3
-        for width in (64, "pool", 64, "pool", 128, 128, "pool", 256, 256, "pool", 256, 512, "pool"):
-            if width == "pool":
+        for width in widths:
+            if isinstance(width, str):
                 layers.append(nn.MaxPool2d(2))
             else:
                 layers += [nn.Conv2d(before, width, 3, padding=1, bias=False), nn.ReLU()]
@@ -61,7 +67,12 @@ class Vgg11(nn.Module):
 
 def vgg11half() -> tuple[nn.Module, torch.Tensor]:
     """The CIFAR-10 VGG11."""
-    return Vgg11(), torch.randn(4, 3, 32, 32)
+    return Vgg(VGG11), torch.randn(4, 3, 32, 32)
+
+
+def vgg9half() -> tuple[nn.Module, torch.Tensor]:
+    """The same with two convolutions fewer."""
+    return Vgg(VGG9), torch.randn(4, 3, 32, 32)
 
 
 class Block(nn.Module):
@@ -85,10 +96,10 @@ class Block(nn.Module):
         return (out + self.shortcut(x)).relu()
 
 
-class ResNet18(nn.Module):
-    """The CIFAR ResNet18 of a base width."""
+class ResNet(nn.Module):
+    """A CIFAR ResNet of a base width; with two blocks in every stage it is ResNet18."""
 
-    def __init__(self, width: int = 16) -> None:
+    def __init__(self, width: int = 16, blocks: int = 2) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, width, 3, 1, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
@@ -96,8 +107,9 @@ class ResNet18(nn.Module):
         for at in range(4):
             stage = width << at
             stride = 2 if at else 1
-            blocks = Block(before, stage, stride), Block(stage, stage, 1)
-            self.add_module(f"layer{at + 1}", nn.Sequential(*blocks))
+            layers = [Block(before, stage, stride)]
+            layers += [Block(stage, stage, 1) for _ in range(blocks - 1)]
+            self.add_module(f"layer{at + 1}", nn.Sequential(*layers))
             before = stage
         self.linear = nn.Linear(before, 10)
 
@@ -111,4 +123,9 @@ class ResNet18(nn.Module):
 
 def resnet18w16() -> tuple[nn.Module, torch.Tensor]:
     """The CIFAR-10 ResNet18."""
-    return ResNet18(), torch.randn(4, 3, 32, 32)
+    return ResNet(), torch.randn(4, 3, 32, 32)
+
+
+def resnet10w16() -> tuple[nn.Module, torch.Tensor]:
+    """The same with one block in every stage."""
+    return ResNet(blocks=1), torch.randn(4, 3, 32, 32)

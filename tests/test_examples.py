@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,27 @@ def test_wider_than_the_parents(hidden, floors, mnist, data, trained):
     assert mnist.accuracy(exact, test) == pytest.approx(found[2.0], abs=0.02)
     assert all(found[width] >= floor for width, floor in floors.items()), (alone, found)
     assert found[2.0] > max(alone)
+
+
+@pytest.mark.slow
+def test_networks_of_different_depth(mnist, data, trained):
+    """Three depths in all pairs and all three, into each: near the lower parent, or above it."""
+    shapes = example("depth").SHAPES
+    nets = []
+    for at, hidden in enumerate(shapes):
+        nets += mnist.students(quick(mnist, hidden), [mnist.Student(at, at)], data, trained)
+    test, inputs = mnist.load(data, "test"), mnist.load(data, "train").images
+    alone = [mnist.accuracy(net, test) for net in nets]
+    real = {"samples": {"x": inputs}, "num_samples": 2_000}
+    made = {"synthetic": True, "input_shape": (1, 28, 28)}
+    missed = {}
+    for order in (*permutations(range(3), 2), (1, 2, 0), (0, 2, 1), (0, 1, 2)):
+        lower = min(alone[at] for at in order)
+        for how, slack in ((real, 0.2), (made, 0.6)):
+            states = [nets[at] for at in order]
+            fused, _ = otfuse_cli.merge(*states, blend="joint", arch="mlp", **how)
+            missed[order, slack] = lower - slack - mnist.accuracy(fused, test)
+    assert max(missed.values()) <= 0, (alone, missed)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from .tables import Look, clean, new_table, number
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..report.records import Estimate, Report
+    from ..report.records import DepthRecord, Estimate, Report
 
 _KINDS = {
     "missing": "missing",
@@ -51,6 +51,26 @@ def pairs(report: Report) -> Table:
     for source in range(count):
         cells = [number(costs.get((source, anchor))) or "-" for anchor in range(count)]
         table.add_row(str(source), *cells)
+    return table
+
+
+def depth_table(record: DepthRecord) -> Table:
+    """Layers that stand for one another; with a matrix all layers, those that do marked by *."""
+    if not record.matrix:
+        table = new_table("anchor's layer")
+        table.add_column("source's layer", overflow="fold")
+        table.add_column("CKA", justify="right", no_wrap=True)
+        for pair in record.pairs:
+            table.add_row(clean(pair.anchor_layer), clean(pair.source_layer), f"{pair.cka:.3f}")
+        return table
+    paired = {(pair.anchor_layer, pair.source_layer) for pair in record.pairs}
+    table = new_table("", *map(clean, record.source_layers))
+    for layer, values in zip(record.anchor_layers, record.matrix, strict=True):
+        cells = [
+            f"{value:.3f}" + ("*" if (layer, other) in paired else " ")
+            for other, value in zip(record.source_layers, values, strict=True)
+        ]
+        table.add_row(clean(layer), *cells)
     return table
 
 

@@ -233,6 +233,9 @@ def _print_report(report: Report, view: Display) -> None:
     if compared or (report.candidates and view.verbose):
         sheet.table("Candidates", outcomes.candidates(report))
     _print_sizes(sheet, report, view)
+    for record in report.depth:
+        what = f"checkpoint {record.source} stand for the anchor's, by linear CKA"
+        sheet.table(f"Layers of {what}", comparisons.depth_table(record))
     if report.steps:
         teacher = "the whole network" if report.command == "prune" else "the parents' ensemble"
         sheet.table(f"Steps, by agreement with {teacher}", outcomes.steps(report))

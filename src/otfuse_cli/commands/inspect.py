@@ -72,14 +72,18 @@ def run_inspect(request: InspectRequest, *, progress: Progress = silent) -> Repo
 
             spec = write_spec(parents.anchor.graph)
         if parents.sources:
-            # What a merge would take: its own matcher, not the quick one of a pre-flight.
-            planned = replace(recipe, matcher="auto")
-            report = report.replace(
-                estimate=estimate_merge(parents.sources, parents.anchor, planned)
-            )
+            if not parents.other_depth:
+                # What a merge would take: its own matcher, not the quick one of a pre-flight.
+                planned = replace(recipe, matcher="auto")
+                report = report.replace(
+                    estimate=estimate_merge(parents.sources, parents.anchor, planned)
+                )
             if request.costs:
                 with watch("match"):
                     report, maps = _costs(parents, recipe, runtime, report, request)
+            if request.depth:
+                with watch("inputs"):
+                    report = _depths(parents, recipe, runtime, report, request)
     report = report.replace(timings=dict(watch.seconds), peak_rss_bytes=peak_rss_bytes())
     return finish(report, request, maps, spec)
 
@@ -103,14 +107,18 @@ def _parents(
         )
         checkpoints = one.checkpoints
         of_anchor, separate = find_architectures(
-            checkpoints, chosen, request.arch, free_outputs=request.free_outputs
+            checkpoints,
+            chosen,
+            request.arch,
+            free_outputs=request.free_outputs,
+            any_depth=request.depth,
         )
         report = report.replace(
             recipe={**report.recipe, "anchor": chosen},
             tensors=tensor_records(checkpoints[chosen], of_anchor.graph),
             graph=graph_record(of_anchor.graph),
             checks=declared(of_anchor.graph),
-            differences=compare(of_anchor.graph, checkpoints, chosen),
+            differences=() if request.depth else compare(of_anchor.graph, checkpoints, chosen),
             warnings=(*one.warnings, *of_anchor.graph.warnings),
         )
         try:
@@ -122,6 +130,7 @@ def _parents(
                 strict=request.strict,
                 vocab=request.vocab,
                 separate=separate,
+                any_depth=request.depth,
             )
         except IncompatibleModels as error:
             raise refusal(error, checkpoints, chosen, report) from error
@@ -132,10 +141,40 @@ def _parents(
         at = chosen = medoid
 
 
+def _depths(
+    parents: Parents, recipe: Recipe, runtime: Runtime, report: Report, request: InspectRequest
+) -> Report:
+    """The report with how alike layers are.
+
+    Raises:
+        UsageError: No inputs to run the networks on.
+    """
+    from ..session.other_depth import compare_depths
+
+    selection = Selection(normalised(None, len(parents.models)))
+    bench = open_bench(parents, request, recipe, selection, runtime)
+    if bench is None:
+        raise UsageError(
+            "--depth needs inputs",
+            where="--depth",
+            why="layers are compared by what they do",
+            fix="add --samples FILE, or --synthetic for inputs that are made up",
+        )
+    warnings = (*report.warnings, *bench.warnings)
+    return report.replace(depth=compare_depths(bench), warnings=tuple(dict.fromkeys(warnings)))
+
+
 def _costs(
     parents: Parents, recipe: Recipe, runtime: Runtime, report: Report, request: InspectRequest
 ) -> tuple[Report, tuple[HeatMap, ...]]:
     """The report with all costs, and the transport maps where somebody wants to see them."""
+    if parents.other_depth:
+        raise UsageError(
+            "no OT costs between networks of different depth",
+            where="--ot-costs, --max-cost, --max-moved, --align acts",
+            why="units are matched layer by layer, and these have other layers",
+            fix="leave them out; --depth shows how alike the layers are",
+        )
     count = len(parents.models)
     bench = open_bench(parents, request, recipe, Selection(normalised(None, count)), runtime)
     if bench is not None:

@@ -9,7 +9,7 @@ Legend: U units of all parents, N of one, d outputs of a layer, M chosen.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -68,27 +68,54 @@ def written(parents: Sequence[Parent], space: str, gram_UU: Tensor) -> Tensor | 
     Outputs count by what a BatchNorm behind them makes of them.
     """
     counts = [p.graph.spaces[space].size for p in parents]
-    readers = [{f.layer.weight: f for f in fits(p.program)[0]} for p in parents]
     parts: list[Tensor] = []
-    graph = parents[0].graph
-    for name, dim in graph.members[space]:
-        if graph.tensors[name].axes[dim].roles != {Role.CONSUME} or name not in readers[0]:
-            continue
-        writes: list[Tensor] = []
-        for parent, fit in zip(parents, readers, strict=True):
-            writes.append(_read(parent, fit[name], dim, space).to(gram_UU))
-        if ends_at_outputs(parents[0].graph, name):
-            whole = [p.weight * write for p, write in zip(parents, writes, strict=True)]
-            parts.append(_at_power(torch.cat(whole, 1), gram_UU, 1.0))
+    for readers in _readers(parents, space):
+        writes: list[Tensor | None] = [None] * len(parents)
+        for at, (fit, dim) in readers.items():
+            writes[at] = _read(parents[at], fit, dim, _read_as(parents[at], space)).to(gram_UU)
+        at, (fit, _) = next(iter(readers.items()))
+        if ends_at_outputs(parents[at].graph, fit.layer.weight):
+            height = next(len(write) for write in writes if write is not None)
+            whole = [
+                gram_UU.new_zeros(height, count) if write is None else p.weight * write
+                for p, write, count in zip(parents, writes, counts, strict=True)
+            ]
+            power = sum(parents[at].weight for at in readers) if None in writes else 1.0
+            parts.append(_at_power(torch.cat(whole, 1), gram_UU, power))
             continue
         # A hidden layer of one parent reads nothing of the others: zeros in their columns.
         start = 0
         for parent, write, count in zip(parents, writes, counts, strict=True):
-            apart = write.new_zeros(len(write), sum(counts))
-            apart[:, start : start + count] = write
-            parts.append(_at_power(apart, gram_UU, parent.weight))
+            if write is not None:
+                apart = write.new_zeros(len(write), sum(counts))
+                apart[:, start : start + count] = write
+                parts.append(_at_power(apart, gram_UU, parent.weight))
             start += count
     return torch.cat(parts) if parts else None
+
+
+def _readers(parents: Sequence[Parent], space: str) -> Iterable[dict[int, tuple[Fit, int]]]:
+    """Layers that read a space, with the axis that does; those of one name by their parent.
+
+    Hidden layers of a parent of another depth stand for nobody else's.
+    """
+    by_name: dict[tuple[str, int | None], dict[int, tuple[Fit, int]]] = {}
+    for at, parent in enumerate(parents):
+        layers = {fit.layer.weight: fit for fit in fits(parent.program)[0]}
+        graph, other = parent.graph, parent.counterpart
+        for name, dim in graph.members[_read_as(parent, space)]:
+            if graph.tensors[name].axes[dim].roles != {Role.CONSUME} or name not in layers:
+                continue
+            meant: tuple[str, int | None] = (name, None)
+            if other is not None:
+                meant = (other.outputs[name], None) if name in other.outputs else (name, at)
+            by_name.setdefault(meant, {})[at] = (layers[name], dim)
+    return by_name.values()
+
+
+def _read_as(parent: Parent, space: str) -> str:
+    """The space in which a parent's units are read."""
+    return space if parent.counterpart is None else parent.counterpart.read_as.get(space, space)
 
 
 def _read(parent: Parent, fit: Fit, dim: int, space: str) -> Tensor:

@@ -9,19 +9,20 @@ and nothing needs to be aligned (docs/methods/joint.md).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from ..errors import IncompatibleModels, few
 from ..graph.analysis.fit_targets import fits, norm_fits
-from ..graph.axes import axis_units, units_of
+from ..graph.axes import Unit, axis_units, units_of
 from ..graph.model import LayerGraph, Role
 from ..graph.trace.program import Program
 from ..matching.activations import Activations, Observed
 from ..matching.alignment import Alignment
 from ..matching.apply import transport, transport_value
+from ..matching.counterpart import Counterpart
 from ..matching.models import Model
 from ..running.execute import Walk
 from ..transport.basis import Basis
@@ -116,10 +117,49 @@ def _merged(
     return merge_units(given_nU, write_dU, chosen_M)
 
 
+def with_absent(observed: Sequence[Observed]) -> list[Observed]:
+    """The same with no units in spaces that a parent of another depth lacks."""
+    filled = list[Observed]()
+    for own in observed:
+        absent: dict[str, tuple[Activations, ...]] = {}
+        for other in observed:
+            for space in other.keys() - own.keys() - absent.keys():
+                absent[space] = tuple(tap.without_units() for tap in other[space])
+        filled.append({**own, **absent} if absent else own)
+    return filled
+
+
+def fresh_outputs(anchor: LayerGraph, parents: Sequence[Parent]) -> dict[str, Tensor]:
+    """By weight, which outputs of a layer nothing is known of before it is fitted.
+
+    Those of units whose parent has another depth, and no layer that makes them from what this one
+    reads; of an output layer all, where one parent has no such layer.
+    """
+    fresh: dict[str, Tensor] = {}
+    for parent in parents:
+        if parent.counterpart is None or parent.alignment is None:
+            continue
+        for name in sorted(parent.counterpart.fresh):
+            outputs = _own_outputs(anchor, name, parent.alignment)
+            fresh[name] = outputs | fresh[name] if name in fresh else outputs
+    return fresh
+
+
+def _own_outputs(anchor: LayerGraph, name: str, alignment: Alignment) -> Tensor:
+    for axis in anchor.tensors[name].axes:
+        if Role.PRODUCE in axis.roles and isinstance(axis.expr, Unit):
+            chosen = alignment.maps.get(axis.expr.space)
+            if isinstance(chosen, Choice):
+                return chosen.own_M
+    return torch.ones(1, dtype=torch.bool)  # of an output layer: all
+
+
 def union(
     name: str,
     anchor: Model,
     parents: Sequence[tuple[Model, Alignment, float]],
+    *,
+    others: Mapping[int, Counterpart] | None = None,
 ) -> Tensor:
     """One tensor of the reduced union before any fit, float32.
 
@@ -130,6 +170,8 @@ def union(
         name: Of the tensor.
         anchor: Has integers and flags.
         parents: Model, its choices, its weight.
+        others: Models of other depths, by index. One has a part only where a tensor of its own
+            makes the same units from the same.
     """
     anchor_tensor = anchor.read(name)
     if not anchor_tensor.is_floating_point():
@@ -137,19 +179,33 @@ def union(
     moves = makes_chosen(anchor.graph, name)
     total: Tensor | None = None
     for model, alignment, weight in parents:
-        moved = transport(model.read(name), name, model.graph, alignment)
+        other = None if others is None else others.get(model.index)
+        own_name = name if other is None else other.tensors.get(name)
+        if own_name is None:
+            continue
+        moved = transport(model.read(own_name), own_name, model.graph, alignment)
         # Rows of chosen units belong to one parent each, and are zero in the others' parts.
         term = moved if moves else weight * moved
         total = term if total is None else total + term
-    assert total is not None
+    if total is None:
+        total = torch.zeros_like(anchor_tensor)
+    if others and _holds_variances(anchor, name):
+        total = torch.where(total == 0, 1.0, total)  # of units that no parent makes there
     return total.to(torch.float32)
+
+
+def _holds_variances(model: Model, name: str) -> bool:
+    return any(Role.VARIANCE in axis.roles for axis in model.graph.tensors[name].axes)
 
 
 def joined_value(name: str, parents: Sequence[Parent], walks: Sequence[Walk]) -> Tensor:
     """What the chosen units of the parents have there; where none are, the weighted mean."""
     total: Tensor | None = None
     for parent, walk in zip(parents, walks, strict=True):
-        axes, value = parent.program.axes[name], walk[name]
+        value = parent.value(name, walk)
+        if value is None:
+            continue  # of another depth: its units are none of those that were chosen here
+        axes = parent.axes(name)
         assert parent.alignment is not None
         units = units_of(axis for axis in axes if axis is not None)
         moves = not parent.alignment.maps.keys().isdisjoint(units)

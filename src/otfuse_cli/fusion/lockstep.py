@@ -6,14 +6,15 @@ whole refit costs one pass. Otherwise each layer is reached anew, batch by batch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from ..graph.model import LayerGraph
-from ..graph.trace.program import Program
+from ..graph.trace.program import Axes, Program
 from ..matching.alignment import Alignment
+from ..matching.counterpart import Counterpart
 from ..running.execute import Walk, flat_inputs
 from ..running.samples import Samples
 
@@ -30,6 +31,7 @@ class Parent:
         weight: Its share; they sum to 1.
         graph: Its layer graph.
         alignment: Its maps; None for the anchor.
+        counterpart: What of it stands for what of the anchor, where its depth is another.
     """
 
     program: Program
@@ -37,6 +39,29 @@ class Parent:
     weight: float
     graph: LayerGraph
     alignment: Alignment | None = None
+    counterpart: Counterpart | None = None
+
+    def own_values(self, names: Iterable[str]) -> Iterable[str]:
+        """Its values that stand for some of the anchor's."""
+        return names if self.counterpart is None else self.counterpart.own_values(names)
+
+    def value(self, name: str, walk: Walk) -> Tensor | None:
+        """What stands for a value of the anchor in one of its passes; None where nothing does."""
+        if self.counterpart is not None:
+            return self.counterpart.value(name, walk)
+        value: Tensor = walk[name]
+        return value
+
+    def axes(self, name: str) -> Axes:
+        """Axes of that."""
+        held = self.program.axes if self.counterpart is None else self.counterpart.axes
+        return held[name]
+
+    def done_with(self, names: Iterable[str]) -> Iterable[str]:
+        """Its values that nobody asks for after these values of the anchor."""
+        if self.counterpart is None:
+            return names
+        return [own for name in names for own in self.counterpart.released.get(name, ())]
 
 
 @dataclass(frozen=True)
@@ -107,8 +132,8 @@ class Lockstep:
                 return
             seen += self._batches[at].count
             stop = self._standing.pop(at, None) or self._start(at, frozenset(targets))
-            for walk in stop.parents:
-                for name in targets:
+            for parent, walk in zip(self.parents, stop.parents, strict=True):
+                for name in parent.own_values(targets):
                     walk.to(name)
             stop.fused.before(layer)
             # Every batch holds about as much; what is too much for all is given up at once.
@@ -118,8 +143,8 @@ class Lockstep:
             yield stop
             if self._hold:
                 if not again:
-                    for walk in stop.parents:
-                        for name in targets:
+                    for parent, walk in zip(self.parents, stop.parents, strict=True):
+                        for name in parent.done_with(targets):
                             walk.release(name)
                 self._standing[at] = stop
 
@@ -148,7 +173,7 @@ class Lockstep:
         keep = self.keep if self._hold else targets
         inputs = flat_inputs(self.program, batch, self.device)
         return Stop(
-            tuple(Walk(p.program, p.tensors, inputs, keep) for p in self.parents),
+            tuple(Walk(p.program, p.tensors, inputs, p.own_values(keep)) for p in self.parents),
             Walk(self.program, self.fused, inputs),
             batch.count,
         )

@@ -53,13 +53,21 @@ class OutputRidge:
         self._targets.append(target_nO)
         self._counts.append(counts_nO)
 
-    def solve(self, ridge: float, *, where: str, changes: bool = False) -> RidgeFit | None:
+    def solve(
+        self,
+        ridge: float,
+        *,
+        where: str,
+        changes: bool = False,
+        fresh_gO: Tensor | None = None,
+    ) -> RidgeFit | None:
         """The fit, without moments of outputs; None where the prior is right already.
 
         Args:
             ridge: As for `Ridge.solve`, relative to the inputs of each output.
             where: The layer, for messages.
             changes: As for `Ridge.solve`; scores don't change.
+            fresh_gO: As for `Ridge.solve`.
 
         Raises:
             SolveFailed: A matrix is singular.
@@ -75,7 +83,8 @@ class OutputRidge:
             bias = None if self.bias_O is None else self.bias_O[None, one]
             sums = Ridge(self.weight_OD[None, one], bias, rows=inputs_1nD.shape[1])
             sums.add(inputs_1nD, target_nO[None, :, one], counts_nO[:, o])
-            solution = sums.solve(ridge, where=where)
+            fresh_g1 = None if fresh_gO is None else fresh_gO[:, one]
+            solution = sums.solve(ridge, where=where, fresh_gO=fresh_g1)
             total, missed = total + sums.target, missed + sums.missed
             if solution is None:
                 left += sums.missed

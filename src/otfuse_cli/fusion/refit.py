@@ -18,7 +18,7 @@ from ..graph.trace.program import Program
 from ..running.execute import Walk
 from ..running.samples import Samples
 from ..runtime import Runtime
-from .lockstep import Lockstep, Parent, Stop
+from .lockstep import Lockstep, Parent, Stop, Tensors
 from .output_ridge import OutputRidge, affordable
 from .patches import Rows, along_outputs, rows_of
 from .rectified import behind_relu, target_change
@@ -58,6 +58,7 @@ def refit(
     aim: Aim | None = None,
     stress: Stress | None = None,
     rows: float = 1.0,
+    fresh: Tensors | None = None,
 ) -> tuple[list[Refitted], tuple[str, ...]]:
     """Fit every layer of `fused`, and every BatchNorm that belongs to none, in place.
 
@@ -73,6 +74,7 @@ def refit(
         aim: What a value should be, from the parents'; None for their mean (`target`).
         stress: What counts more in a layer's fit, and its ridge; None for all alike, and `ridge`.
         rows: Share of the rows that a fit takes where there are many.
+        fresh: By weight, which outputs of a layer have no weights to begin with.
 
     Returns:
         What was fitted, and tensors that were left alone because they are used twice or tied.
@@ -102,7 +104,9 @@ def refit(
         if isinstance(fit, NormFit):
             refitted = _fit_norm(fit, lockstep, ridge, toward)
         else:
-            refitted = _fit(fit, lockstep, weigh, draw, toward, rows)
+            refitted = _fit(
+                fit, lockstep, weigh, draw, toward, rows, (fresh or {}).get(fit.layer.weight)
+            )
         if refitted is not None:
             done.append(refitted)
     runtime.progress("refit", len(plan), len(plan))
@@ -116,6 +120,7 @@ def _fit(
     generator: torch.Generator,
     aim: Aim,
     share: float,
+    fresh_O: Tensor | None,
 ) -> Refitted | None:
     system: _System | None = None
     relu = behind_relu(lockstep.program, fit.target)
@@ -125,7 +130,7 @@ def _fit(
             system = _begin(fit, lockstep, stress, generator, share, target)
         system.add(lockstep.cut(stop.fused[fit.layer.input], stop), target)
     assert system is not None
-    solution = system.sums.solve(system.ridge, where=fit.name, changes=relu)
+    solution = system.solved(fresh_O, changes=relu)
     if solution is None:
         lockstep.release([fit.target])
         return None
@@ -205,6 +210,15 @@ class _System:
         """Count what the layer reads in one batch, and what it should give."""
         wanted = self.rows.outputs(target)
         self.sums.add(self.rows.inputs(values), wanted, self._many(wanted))
+
+    def solved(self, fresh_O: Tensor | None, *, changes: bool) -> RidgeFit | None:
+        """The solution; None where the layer is right already."""
+        fresh_gO = None
+        if fresh_O is not None:
+            outputs = self.rows.flat_weight(self.prior.weight).shape[1]
+            fresh_gO = fresh_O.to(self.prior.weight.device).view(self.rows.groups, -1)
+            fresh_gO = fresh_gO.expand(-1, outputs)
+        return self.sums.solve(self.ridge, where=self.fit.name, changes=changes, fresh_gO=fresh_gO)
 
     def change(
         self, values: Tensor, target: Tensor, zero: Tensor | None, solution: RidgeFit

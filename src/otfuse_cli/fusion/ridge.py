@@ -22,6 +22,8 @@ from .half_products import add_products, mirrored
 
 # A layer that misses its target by less than this, relative to it, is left untouched.
 UNTOUCHED = 1e-6
+# Of the ridge, what outputs get whose prior is no prior: little, so that they are least squares.
+_FRESH = 0.1
 # A smaller miss is found in float64: float32 products err by up to some 1e-6 of the target.
 _IN_DOUBLE = 1e-4
 
@@ -48,6 +50,30 @@ class RidgeFit:
 
 
 @dataclass(frozen=True)
+class _Factor:
+    """A system under its pull toward the prior, by Cholesky.
+
+    Attributes:
+        pulled: All of the pull.
+        loose: A fraction of it; None where every output has a prior.
+        fresh_gO: Outputs that are solved for with that.
+    """
+
+    pulled: Tensor
+    loose: Tensor | None = None
+    fresh_gO: Tensor | None = None
+
+    def solve(self, right: Tensor) -> Tensor:
+        """The solution for right sides, one of each output."""
+        solution: Tensor = torch.cholesky_solve(right, self.pulled)
+        if self.loose is None or self.fresh_gO is None:
+            return solution
+        return torch.where(
+            self.fresh_gO[:, None], torch.cholesky_solve(right, self.loose), solution
+        )
+
+
+@dataclass(frozen=True)
 class _Solved:
     """What a solution leaves for changes of the target; rows only in the dual form.
 
@@ -58,7 +84,7 @@ class _Solved:
         start: Mean square of the rest.
     """
 
-    factor: Tensor
+    factor: _Factor
     inner: Tensor
     wanted: Tensor
     start: float
@@ -183,14 +209,12 @@ class Ridge:
             change = torch.cat(self._changes, 1).double()
             if self.bias_gO is not None:
                 change -= change_gO[:, None] * torch.cat(self._roots).double()
-            more_gOD = (
-                torch.cholesky_solve(change, solved.factor).transpose(1, 2) @ solved.inner / n
-            )
+            more_gOD = solved.factor.solve(change).transpose(1, 2) @ solved.inner / n
         else:
             cross = torch.stack([c.double() for c in self._changes]).sum(0) / n
             about_gD = self.shift_gD - mean_gD if self.bias_gO is not None else self.shift_gD
             cross += about_gD[:, :, None] * change_gO[:, None]
-            more_gOD = torch.cholesky_solve(cross, solved.factor).transpose(1, 2)
+            more_gOD = solved.factor.solve(cross).transpose(1, 2)
         weight = fit.weight_gOD + more_gOD
         left, variance = self._left(solved, weight)
         solution = self._solution(weight, variance, left)
@@ -200,13 +224,21 @@ class Ridge:
         missed = (left + float(change_gO.square().sum())) * n / self.target
         return replace(solution, bias_gO=solution.bias_gO + change_gO, after=missed**0.5)
 
-    def solve(self, ridge: float, *, where: str, changes: bool = False) -> RidgeFit | None:
+    def solve(
+        self,
+        ridge: float,
+        *,
+        where: str,
+        changes: bool = False,
+        fresh_gO: Tensor | None = None,
+    ) -> RidgeFit | None:
         """The fit; None where the prior is right already.
 
         Args:
             ridge: lam.
             where: The layer, for messages.
             changes: Whether some of the target will change, and what that takes has to be kept.
+            fresh_gO: Outputs whose prior is no prior: they are pulled less.
 
         Raises:
             SolveFailed: The matrix is singular (`ridge` zero, dependent inputs).
@@ -214,12 +246,13 @@ class Ridge:
         if self.residual < UNTOUCHED:
             return None
         if self.dual:
-            solved = self._dual(ridge, where)
-            step_gOD = self._step(solved).transpose(1, 2) @ solved.inner / self.rows
+            solved = self._dual(ridge, where, fresh_gO)
+            step_gOD = solved.factor.solve(solved.wanted).transpose(1, 2)
+            step_gOD = step_gOD @ solved.inner / self.rows
         else:
             self._count()
-            solved = self._primal(ridge, where)
-            step_gOD = self._step(solved).transpose(1, 2)
+            solved = self._primal(ridge, where, fresh_gO)
+            step_gOD = solved.factor.solve(solved.wanted).transpose(1, 2)
         self._solved = solved if changes else None
         weight = self.prior_gOD + step_gOD
         left, variance = self._left(solved, weight)
@@ -229,12 +262,7 @@ class Ridge:
         """Of the inputs, g x D."""
         return self.shift_gD + self.sum_gD / self.rows
 
-    @staticmethod
-    def _step(solved: _Solved) -> Tensor:
-        step: Tensor = torch.cholesky_solve(solved.wanted, solved.factor)
-        return step
-
-    def _primal(self, ridge: float, where: str) -> _Solved:
+    def _primal(self, ridge: float, where: str, fresh_gO: Tensor | None) -> _Solved:
         n = self.rows
         off_gD, mean_gD, rest_gO = self.sum_gD / n, self._mean(), self.rest_gO / n
         # Sums are about the shift: what that is off by makes them moments about the mean.
@@ -248,11 +276,10 @@ class Ridge:
             moments.baddbmm_(mean_gD[:, :, None], mean_gD[:, None])
             about_gD = self.shift_gD
         cross += about_gD[:, :, None] * rest_gO[:, None]
-        system = moments.clone()
-        system.diagonal(dim1=1, dim2=2).add_(ridge * power[:, None])
-        return _Solved(_factor(system, where), moments, cross, start)
+        factor = _factor(moments.clone(), ridge * power, where, fresh_gO)
+        return _Solved(factor, moments, cross, start)
 
-    def _dual(self, ridge: float, where: str) -> _Solved:
+    def _dual(self, ridge: float, where: str, fresh_gO: Tensor | None) -> _Solved:
         inputs, rest = (torch.cat(rows, 1).double() for rows in (self._inputs, self._rests))
         root_n1 = torch.cat(self._roots).double()
         self._inputs.clear()
@@ -265,9 +292,8 @@ class Ridge:
             rest -= (self.rest_gO / n)[:, None] * root_n1
         system = inputs.new_zeros(len(inputs), inputs.shape[1], inputs.shape[1])
         add_products(system, inputs)
-        system = mirrored(system).div_(n)
-        system.diagonal(dim1=1, dim2=2).add_(ridge * power[:, None])
-        return _Solved(_factor(system, where), inputs, rest, 0.0)
+        factor = _factor(mirrored(system).div_(n), ridge * power, where, fresh_gO)
+        return _Solved(factor, inputs, rest, 0.0)
 
     def _left(self, solved: _Solved, weight: Tensor) -> tuple[float, Tensor]:
         """Mean square of what a weight misses, with the best bias, and variances of its outputs."""
@@ -317,7 +343,18 @@ def _or_one(power_g: Tensor) -> Tensor:
     return torch.where(power_g > 0, power_g, 1.0)
 
 
-def _factor(system: Tensor, where: str) -> Tensor:
+def _factor(system: Tensor, pull_g: Tensor, where: str, fresh_gO: Tensor | None) -> _Factor:
+    """A system under its pull, and where outputs are fresh, under a fraction of it; overwritten."""
+    diagonal = system.diagonal(dim1=1, dim2=2)
+    diagonal.add_(pull_g[:, None])
+    pulled = _cholesky(system, where)
+    if fresh_gO is None or not bool(fresh_gO.any()):
+        return _Factor(pulled)
+    diagonal.add_((_FRESH - 1) * pull_g[:, None])
+    return _Factor(pulled, _cholesky(system, where), fresh_gO)
+
+
+def _cholesky(system: Tensor, where: str) -> Tensor:
     factor, info = torch.linalg.cholesky_ex(system)
     if not bool((info == 0).all() & factor.isfinite().all()):
         raise SolveFailed(

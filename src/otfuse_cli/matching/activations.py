@@ -50,6 +50,11 @@ class Activations:
     features_NF: Tensor
     before_NF: Tensor | None = None
 
+    def without_units(self) -> Activations:
+        """The same place in a network that has none there."""
+        before = None if self.before_NF is None else self.before_NF[:0]
+        return replace(self, features_NF=self.features_NF[:0], before_NF=before)
+
 
 Observed = Mapping[str, tuple[Activations, ...]]
 
@@ -64,6 +69,7 @@ def observe(
     post: bool,
     seed: int,
     before: bool = False,
+    places: Sequence[SeenPlace] | None = None,
     then: Callable[[Walk, Samples], None] | None = None,
 ) -> Observed:
     """Features of every space whose units are seen as they are, by space.
@@ -79,12 +85,13 @@ def observe(
         post: After the activation function instead of before.
         seed: Decides which positions count where there are many.
         before: Look before the activation function as well, at the same positions.
+        places: Where to look; None for everywhere.
         then: Goes on with the pass of each batch, once everything is seen.
     """
-    places = list(_places(program, graph, post=post))
+    places = list(seen_places(program, graph, post=post) if places is None else places)
     batches: dict[tuple[int, bool], list[Tensor]] = {}
 
-    def look(walk: Walk, batch: Samples, node: str, place: _Place) -> Tensor:
+    def look(walk: Walk, batch: Samples, node: str, place: SeenPlace) -> Tensor:
         # N, samples of the batch, *positions
         features = _features(walk.to(node), replace(place, node=node), program, graph)
         kept = features[:, : features.shape[1] * batch.count // program.batch]
@@ -111,7 +118,9 @@ def observe(
 
 
 @dataclass(frozen=True)
-class _Place:
+class SeenPlace:
+    """A value that shows the units of a space, and the layer that made them last."""
+
     node: str
     space: str
     layer: str
@@ -119,7 +128,7 @@ class _Place:
     before: str | None = None
 
 
-def _places(program: Program, graph: LayerGraph, *, post: bool) -> Iterator[_Place]:
+def seen_places(program: Program, graph: LayerGraph, *, post: bool) -> Iterator[SeenPlace]:
     """Where to look, in execution order: sums for streams, layers for everything else."""
     indices = {s.per for s in graph.free()}
     plain = {s.id for s in graph.free() if s.per is None and s.id not in indices}
@@ -140,15 +149,15 @@ def _places(program: Program, graph: LayerGraph, *, post: bool) -> Iterator[_Pla
             assert layer is not None
             last[space] = layer
             if space not in streams:
-                seen, given = _seen(program, node, post=post), _normed(program, node)
-                before = given.name if len(given.users) == 1 and given.name != seen else None
+                seen = seen_from(program, node, post=post)
+                before = made_for_one(_normed(program, node), seen)
                 name = layer.weight.removesuffix(".weight")
-                yield _Place(seen, space, name, layer.weight, before)
+                yield SeenPlace(seen, space, name, layer.weight, before)
         for space in sums.get(node.name, ()):
             if space in last:
                 weight = last[space].weight
-                seen = _after(node).name if post else node.name
-                yield _Place(seen, space, weight.removesuffix(".weight"), weight)
+                seen = after_activation(node).name if post else node.name
+                yield SeenPlace(seen, space, weight.removesuffix(".weight"), weight)
 
 
 def _units(program: Program, node: Node) -> Sequence[str]:
@@ -158,7 +167,7 @@ def _units(program: Program, node: Node) -> Sequence[str]:
     return tuple(dict.fromkeys(u for axis in axes if axis is not None for u in axis_units(axis)))
 
 
-def _seen(program: Program, node: Node, *, post: bool) -> str:
+def seen_from(program: Program, node: Node, *, post: bool) -> str:
     """The value before the activation, after a BatchNorm; with `post` after the activation.
 
     Behind an activation, too, a BatchNorm belongs to it: what is read is what the norm makes.
@@ -166,8 +175,13 @@ def _seen(program: Program, node: Node, *, post: bool) -> str:
     node = _normed(program, node)
     if not post:
         return node.name
-    after = _after(node)
+    after = after_activation(node)
     return (after if after is node else _normed(program, after)).name
+
+
+def made_for_one(node: Node, seen: str) -> str | None:
+    """A value before the activation function behind which it is seen, where only that reads it."""
+    return node.name if len(node.users) == 1 and node.name != seen else None
 
 
 def _normed(program: Program, node: Node) -> Node:
@@ -175,12 +189,13 @@ def _normed(program: Program, node: Node) -> Node:
     return node if norm is None else next(n for n in node.users if n.name == norm.node)
 
 
-def _after(node: Node) -> Node:
+def after_activation(node: Node) -> Node:
+    """The activation function of a value, or the value itself where there is none."""
     readers = [n for n in node.users if operator_name(n) in _ACTIVATIONS]
     return readers[0] if readers else node
 
 
-def _features(value: Tensor, place: _Place, program: Program, graph: LayerGraph) -> Tensor:
+def _features(value: Tensor, place: SeenPlace, program: Program, graph: LayerGraph) -> Tensor:
     axes = [Fixed(1) if a is None else a for a in program.axes[place.node]]
     dim = next(d for d, axis in enumerate(axes) if place.space in axis_units(axis))
     if dim and isinstance(axes[dim], Unit):

@@ -11,6 +11,7 @@ from .charts import HeatMap, LineChart, Picture, Series, Style
 
 # More maps than this make no picture; how many there are is said.
 MOST_MAPS = 48
+_MOST_NUMBERS = 8  # rows of a matrix whose values are written into the cells
 _COSTS: tuple[tuple[str, str, Style], ...] = (
     ("ot_cost", "OT", "solid"),
     ("identity_cost", "identity", "dashed"),
@@ -30,6 +31,9 @@ def picture(report: Report, maps: Sequence[HeatMap] = ()) -> Picture:
     noun = "layer"
     if not records:
         records, noun = [r for r in report.spaces if r.ot_cost is not None], "space"
+    if not records and report.depth:
+        note = "1 is alike up to a rotation and a scale, 0 has nothing in common."
+        return Picture("How alike layers are", note, maps=tuple(_depths(report)))
     if not records:
         raise UsageError(
             "no OT costs to draw",
@@ -55,7 +59,7 @@ def picture(report: Report, maps: Sequence[HeatMap] = ()) -> Picture:
                 True,
             ),
         ),
-        (*_matrix(report), *maps[:MOST_MAPS]),
+        (*_matrix(report), *_depths(report), *maps[:MOST_MAPS]),
     )
 
 
@@ -90,6 +94,22 @@ def _lines(records: Sequence[Record], names: Sequence[str]) -> Iterator[Series]:
                 several = len(sources) > 1
                 more, colour = (f", checkpoint {source}", source) if several else ("", None)
                 yield Series(label + more, tuple(range(len(names))), values, style, colour)
+
+
+def _depths(report: Report) -> Iterator[HeatMap]:
+    """How alike layers of each source and of the anchor are."""
+    for record in report.depth:
+        if record.matrix:
+            yield HeatMap(
+                f"Linear CKA, checkpoint {record.source}",
+                "source's layer",
+                "anchor's layer",
+                record.matrix,
+                (len(record.source_layers), len(record.anchor_layers)),
+                record.source_layers,
+                record.anchor_layers,
+                numbers=len(record.matrix) <= _MOST_NUMBERS,
+            )
 
 
 def _matrix(report: Report) -> tuple[HeatMap, ...]:

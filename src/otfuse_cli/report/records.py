@@ -273,6 +273,31 @@ class Widened(Record, frozen=True):
     advice: tuple[str, ...]
 
 
+class DepthPair(Record, frozen=True):
+    """A place of the anchor and the one of a source that stands for it, by the layer before them.
+
+    `cka`: how alike they are on the inputs (linear CKA, 0 to 1).
+    """
+
+    anchor_layer: str
+    source_layer: str
+    cka: Share
+
+
+class DepthRecord(Record, frozen=True):
+    """What of a source of another depth stands for what of the anchor.
+
+    `anchor_layers`, `source_layers` and `matrix` (a row for each of the anchor's): how alike all of
+    them are, where `inspect --depth` asks for it; else empty.
+    """
+
+    source: Count
+    pairs: tuple[DepthPair, ...]
+    anchor_layers: tuple[str, ...] = ()
+    source_layers: tuple[str, ...] = ()
+    matrix: tuple[tuple[Share, ...], ...] = ()
+
+
 Tensors = Annotated[
     tuple[TensorRecord, ...], promise("What inspect and check saw in the anchor; else empty.")
 ]
@@ -319,6 +344,7 @@ class Report(Record, frozen=True, forbid_unknown_fields=False, tag_field="schema
     yardsticks: Yardsticks = ()
     steps: tuple[StepRecord, ...] = ()
     refits: tuple[RefitRecord, ...] = ()
+    depth: tuple[DepthRecord, ...] = ()
     pruning: Pruning | None = None
     widened: Widened | None = None
     evaluation: Evaluation | None = None

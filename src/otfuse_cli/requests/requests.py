@@ -213,6 +213,14 @@ class InspectRequest(FusionOptions, AnchorOptions, PlotOptions):
         text="Every space of the layer graph, and what stays in place.",
         common=True,
     )
+    depth: bool = switch(
+        False,
+        "--depth",
+        panel=FUSION,
+        text="With inputs: how alike the layers of the checkpoints are, and which stand for which "
+        "where depths differ.",
+        common=True,
+    )
     max_cost: float | None = option(
         None,
         "--max-cost",
@@ -248,10 +256,12 @@ class InspectRequest(FusionOptions, AnchorOptions, PlotOptions):
 
     @property
     def costs(self) -> bool:
-        """Whether anything that was asked for needs OT costs: inputs serve nothing else."""
-        wanted = (self.max_cost, self.max_moved, self.plot, self.samples)
-        asked = self.ot_costs or self.synthetic or self.align == "acts"
-        return asked or any(option is not None for option in wanted)
+        """Whether anything that was asked for needs OT costs: inputs serve little else."""
+        gated = self.max_cost is not None or self.max_moved is not None
+        if gated or self.ot_costs or self.align == "acts":
+            return True
+        shown = self.synthetic or self.plot is not None or self.samples is not None
+        return shown and not self.depth
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,12 +61,22 @@ def is_runnable(arch: Arch) -> bool:
     return names_a_module(arch) or (isinstance(arch, str) and arch.endswith(".pt2"))
 
 
+def layers_of(shapes: Mapping[str, Sequence[int]]) -> frozenset[str]:
+    """What layers a checkpoint has: tensors with several axes, by name.
+
+    What else two checkpoints differ in (a counter, a bias) makes them no networks of other depth.
+    """
+    return frozenset(name for name, shape in shapes.items() if len(shape) > 1)
+
+
 def own_architectures(
     shared: Architecture,
     checkpoints: Sequence[Checkpoint],
     of: int,
     arches: Sequence[Arch],
     find: Callable[[int], Architecture],
+    *,
+    any_depth: bool = False,
 ) -> dict[int, Architecture]:
     """Architectures of the checkpoints that need one of their own, by position.
 
@@ -76,13 +86,15 @@ def own_architectures(
         of: The checkpoint that `shared` was found for.
         arches: What `--arch` says of each.
         find: The architecture of one checkpoint.
+        any_depth: Checkpoints with other tensors have other networks, whoever makes them.
     """
     shapes = [{name: info.shape for name, info in c.infos.items()} for c in checkpoints]
     built: list[tuple[int, Architecture]] = [(of, shared)]
     separate: dict[int, Architecture] = {}
     for at, arch in enumerate(arches):
         twin = next((k for o, k in built if arches[o] == arch and shapes[o] == shapes[at]), None)
-        if twin is None and arch == arches[of] and not shared.takes_shapes:
+        alike = not any_depth or layers_of(shapes[at]) == layers_of(shapes[of])
+        if twin is None and alike and arch == arches[of] and not shared.takes_shapes:
             twin = shared  # its code is run with tensors of other widths
         if twin is None:
             twin = find(at)

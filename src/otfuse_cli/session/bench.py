@@ -21,7 +21,7 @@ from ..fusion.refit import Aim, Stress, refit
 from ..fusion.repair import plan_repair
 from ..fusion.selection import Selection
 from ..graph.trace.program import Program
-from ..matching.activations import Observed, observe
+from ..matching.activations import Activations, Observed, observe
 from ..matching.alignment import Alignment
 from ..matching.models import Model
 from ..matching.portfolio import Judge
@@ -191,7 +191,8 @@ class Bench:
     def run_parent(self, model: Model, weight: float, alignment: Alignment | None = None) -> Parent:
         """One model as the refit runs it."""
         program, tensors = self.programs[model.index], self.tensors[model.index]
-        return Parent(program, tensors, weight, model.graph, alignment)
+        other = self.parents.counterparts.get(model.index)
+        return Parent(program, tensors, weight, model.graph, alignment, other)
 
     def part(self, where: slice) -> Bench:
         """The same models on some of the inputs."""
@@ -206,6 +207,7 @@ class Bench:
         left: frozenset[str] = frozenset(),
         aim: Aim | None = None,
         stress: Stress | None = None,
+        fresh: Mapping[str, Tensor] | None = None,
     ) -> tuple[tuple[RefitRecord, ...], tuple[str, ...]]:
         """Fit every layer of `tensors`, in place; records, and remarks on what was left alone."""
         fitted, shared = refit(
@@ -220,6 +222,7 @@ class Bench:
             aim=aim,
             stress=stress,
             rows=self.rows,
+            fresh=fresh,
         )
         remarks = [f"{name} is used twice or tied: not refitted" for name in shared]
         return tuple(RefitRecord(f.layer, f.before, f.after) for f in fitted), tuple(remarks)
@@ -311,6 +314,7 @@ def seen_units(
         if model.index not in bench.programs:
             continue
         hearing = _Hearing(bench.judged.count)
+        other = bench.parents.counterparts.get(model.index)
         seen[model.index] = observe(
             bench.programs[model.index],
             bench.tensors[model.index],
@@ -320,8 +324,16 @@ def seen_units(
             post=post,
             seed=seed,
             before=before,
+            places=None if other is None else other.places,
             then=hearing.add,
         )
+        if other is not None:
+            observed = seen[model.index]
+            carried: dict[str, tuple[Activations, ...]] = {}
+            for space, first in other.carried.items():
+                # There it is what is seen that stands for what the anchor's layer gives.
+                carried[space] = tuple(replace(a, before_NF=None) for a in observed[first])
+            seen[model.index] = {**observed, **carried}
         bench.heard.setdefault(model.index, torch.cat(hearing.logits))
     return seen
 

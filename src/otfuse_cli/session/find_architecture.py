@@ -92,8 +92,11 @@ def find_architectures(
     free_outputs: bool = False,
     untied: bool = False,
     plain: bool = False,
+    any_depth: bool = False,
 ) -> tuple[Architecture, dict[int, Architecture]]:
     """The anchor's architecture, and those of the models that have a network of their own.
+
+    With `any_depth` models with other tensors than the anchor have one.
 
     Raises:
         UsageError: See `arch_of_each`.
@@ -104,7 +107,12 @@ def find_architectures(
     if lent is not None:
         try:
             return find_architectures(
-                checkpoints, anchor_index, lent, free_outputs=free_outputs, untied=untied
+                checkpoints,
+                anchor_index,
+                lent,
+                free_outputs=free_outputs,
+                untied=untied,
+                any_depth=any_depth,
             )
         except OtfuseError:
             pass  # it is another network after all, or the library fails: names and shapes are left
@@ -122,7 +130,10 @@ def find_architectures(
         return _comparable(traced, checkpoints[at])  # where it was traced anew
 
     of_anchor = find(anchor_index)
-    return of_anchor, own_architectures(of_anchor, checkpoints, anchor_index, arches, find)
+    separate = own_architectures(
+        of_anchor, checkpoints, anchor_index, arches, find, any_depth=any_depth
+    )
+    return of_anchor, separate
 
 
 def _lent(

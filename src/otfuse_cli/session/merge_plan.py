@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..checkpoint.open import Checkpoint
+from ..errors import IncompatibleModels
 from ..fusion.average import Aligned
 from ..fusion.widths import Width
 from ..matching.match import match
@@ -22,6 +23,11 @@ from ..requests.tensor_weights import Rules
 from ..runtime import Runtime
 from .computed_tensors import settle
 from .parents import Parents, assemble
+
+_ANY_DEPTH = (
+    "networks of different depth take --blend joint and inputs (--samples FILE, or --synthetic), "
+    "and none of --width, --skip, --only, --no-strict, --vocab, --untie, --calibrate, --residual"
+)
 
 Assemble = Callable[[Sequence[Checkpoint], int, ImproveOptions, str], Parents]
 
@@ -49,18 +55,41 @@ def assemble_parents(
     Raises:
         OtfuseError: See `parents.assemble` and `computed_tensors.settle`.
     """
-    parents = assemble(
-        checkpoints,
-        anchor,
-        options.arch,
-        device,
-        free_outputs=options.free_outputs,
-        strict=options.strict,
-        vocab=options.vocab,
-        untie=isinstance(options, MergeRequest) and options.untie,
-        plain=options.align == "none",
-    )
+    any_depth = takes_any_depth(options)
+    try:
+        parents = assemble(
+            checkpoints,
+            anchor,
+            options.arch,
+            device,
+            free_outputs=options.free_outputs,
+            strict=options.strict,
+            vocab=options.vocab,
+            untie=isinstance(options, MergeRequest) and options.untie,
+            plain=options.align == "none",
+            any_depth=any_depth,
+        )
+    except IncompatibleModels as error:
+        if not any_depth and len(set(map(_matrices, checkpoints))) > 1:
+            error.fix = _ANY_DEPTH if error.fix is None else f"{error.fix}; {_ANY_DEPTH}"
+        raise
+    if parents.other_depth:
+        return parents  # no tensor stands for another by its name
     return settle(parents, keep=options.align != "none")
+
+
+def takes_any_depth(options: ImproveOptions) -> bool:
+    """Whether models may have other layers than the anchor: joint fusion alone is asked for."""
+    if not isinstance(options, MergeRequest) or options.blend != "joint" or not options.refits:
+        return False
+    by_tensor = options.skip or options.only or not options.strict or options.vocab != "refuse"
+    others = options.asks_for_width or options.untie or options.residual not in (None, "shared")
+    return not (by_tensor or others or options.calibrate not in (None, "none"))
+
+
+def _matrices(checkpoint: Checkpoint) -> int:
+    """About how many layers a checkpoint has."""
+    return sum(len(info.shape) > 1 for info in checkpoint.infos.values())
 
 
 @dataclass(frozen=True)

@@ -134,6 +134,7 @@ def _programs(
     others = [m for m in parents.models if m.index in tensors and m is not parents.anchor]
     for model in (parents.anchor, *others):
         architecture, shapes = parents.architecture(model.index), _shapes(model)
+        deeper = model.index in parents.other_depth
         widths = (id(architecture), shapes)
         if widths not in exported:
             exported[widths] = runnable(
@@ -141,7 +142,7 @@ def _programs(
                 samples,
                 device=runtime.device,
                 read=tensors[model.index],
-                graph=parents.shared_architecture.graph,
+                graph=None if deeper else parents.shared_architecture.graph,
             )
         programs[model.index] = exported[widths]
         source = f"{model.checkpoint.label}: {architecture.graph.source}"
@@ -150,6 +151,7 @@ def _programs(
             programs[model.index],
             programs[parents.anchor_index],
             f"{instead} without inputs",
+            deeper=deeper,
         )
     return programs
 
@@ -213,15 +215,17 @@ def _require_heads(architecture: Architecture, model: Model) -> None:
             )
 
 
-def _require_one_network(where: str, program: Program, anchors: Program, fix: str) -> None:
-    """Refuse a model that can't be run side by side with the anchor.
+def _require_one_network(
+    where: str, program: Program, anchors: Program, fix: str, *, deeper: bool = False
+) -> None:
+    """Refuse a model that can't be run side by side with the anchor; `deeper`: of other layers.
 
     Raises:
         UsageError: It takes another path, or batches of another size.
     """
     from ..graph.trace.program import same_operations
 
-    if not same_operations(program, anchors):
+    if not deeper and not same_operations(program, anchors):
         raise UsageError(
             "the network computes something else at other widths",
             where=where,
@@ -251,9 +255,11 @@ def _inputs(parents: Parents, options: FusionOptions, recipe: Recipe, kind: str)
 
     of_anchor = parents.architecture(parents.anchor_index)
     arch = arch_of_each(options.arch, len(parents.models))[parents.anchor_index]
-    network = require_network(
-        of_anchor, arch, "--samples" if options.samples is not None else "--synthetic"
-    )
+    why = "--samples" if options.samples is not None else "--synthetic"
+    network = require_network(of_anchor, arch, why)
+    for index in sorted(parents.other_depth):
+        own = arch_of_each(options.arch, len(parents.models))[index]
+        require_network(parents.architecture(index), own, f"checkpoint {index}")
     if options.samples is not None:
         number = REAL if options.num_samples is None else options.num_samples
         return load_samples(options.samples, network, number=number, seed=recipe.seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,11 +23,14 @@ from ..requests.option_groups import Key, Source
 from ..requests.recipe import Recipe
 from ..running.architecture import Architecture, output_ties
 from ..runtime import Runtime
-from .architectures import arch_of_each
+from .architectures import arch_of_each, layers_of
 from .find_architecture import find_architectures, library_arch_of, shapes_of
 from .naming import named_alike
 from .reconcile import reconcile
 from .tied_tensors import OneTensor, tie
+
+if TYPE_CHECKING:
+    from ..matching.counterpart import Counterpart
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class Parents:
         own_architectures: Of models that have a network of their own, by index.
         given_anchor: Index of the model that was named as anchor, where the anchor is a network of
             other widths that holds nothing yet (`--width`).
+        other_depth: Models with other layers than the anchor, by index.
+        counterparts: What of these stands for what of it, once inputs have told.
     """
 
     models: tuple[Model, ...]
@@ -66,6 +71,8 @@ class Parents:
     copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     own_architectures: Mapping[int, Architecture] = field(default_factory=dict)
     given_anchor: int | None = None
+    other_depth: frozenset[int] = frozenset()
+    counterparts: Mapping[int, Counterpart] = field(default_factory=dict)
 
     def names(self, name: str) -> tuple[str, ...]:
         """Every name under which a tensor of the anchor is stored."""
@@ -141,10 +148,12 @@ def assemble(
     vocab: str = "refuse",
     untie: bool = False,
     plain: bool = False,
+    any_depth: bool = False,
 ) -> Parents:
     """Find the anchor's layer graph and fit it to the others; on request, untied.
 
     `plain`: units will stay in their places, so that an unknown architecture is no obstacle.
+    `any_depth`: models may have other layers than the anchor, each in a network of its own.
 
     Raises:
         IncompatibleModels: No graph, or models that differ in more than widths and in more than
@@ -176,9 +185,17 @@ def assemble(
         free_outputs=free_outputs,
         untied=bool(splits),
         plain=plain,
+        any_depth=any_depth,
     )
     parents = fit(
-        of_anchor, checkpoints, anchor_index, device, strict=strict, vocab=vocab, separate=separate
+        of_anchor,
+        checkpoints,
+        anchor_index,
+        device,
+        strict=strict,
+        vocab=vocab,
+        separate=separate,
+        any_depth=any_depth,
     )
     parents = replace(parents, warnings=(*one.warnings, *parents.warnings))
     if one.copies:
@@ -206,8 +223,11 @@ def fit(
     strict: bool = True,
     vocab: str = "refuse",
     separate: Mapping[int, Architecture] | None = None,
+    any_depth: bool = False,
 ) -> Parents:
     """The anchor's graph, fitted to the others; `separate`: networks of theirs, by index.
+
+    With `any_depth` those with other tensors keep a graph of their own.
 
     Raises:
         IncompatibleModels: Models that differ in more than widths and in more than `strict` and
@@ -217,9 +237,13 @@ def fit(
     anchor = checkpoints[anchor_index]
     common = reconcile(checkpoints, anchor_index, of_anchor.graph, strict=strict, vocab=vocab)
     models, guesses = [], list[str]()
+    held = [layers_of(shapes_of(c)) for c in checkpoints]
+    deeper = {at for at, own in enumerate(held) if any_depth and own != held[anchor_index]}
     for index, checkpoint in enumerate(common.checkpoints):
         graph, shapes = common.graph, shapes_of(checkpoint)
-        if index != anchor_index:
+        if index in deeper:
+            graph = separate[index].graph
+        elif index != anchor_index:
             sizes = None
             if index in separate:
                 sizes = agreed_sizes(
@@ -254,6 +278,7 @@ def fit(
             *guesses,
         ),
         own_architectures=separate,
+        other_depth=frozenset(deeper),
     )
 
 

@@ -23,7 +23,7 @@ from ..matching.matchers.searches import DESCENT
 from ..matching.matchers.sweep import DifferentHeads, Match
 from ..matching.models import Model
 from ..matching.passes import realign
-from ..report.records import Checks, FileRecord, Report
+from ..report.records import Checks, DepthRecord, FileRecord, Report
 from ..requests.recipe import Recipe
 from ..runtime import Progress, Runtime, Stopwatch, cores, peak_rss_bytes, resolve_device
 from .architectures import arch_of_each
@@ -95,6 +95,7 @@ class _Fusion:
         selection: Which tensors are averaged, with which weights.
         turned: The parents turned onto the anchor, for streams that are.
         bench: The parents running on the inputs; None without inputs.
+        depth: What of sources of other depths stands for what of the anchor.
         wide: The network to fuse into, where that is no model's.
         side_by_side: All models as one, where nothing has to be left out.
         matches: Of the sources that count.
@@ -116,6 +117,7 @@ class _Fusion:
     selection: Selection = field(init=False)
     turned: Turned | None = None
     bench: Bench | None = None
+    depth: tuple[DepthRecord, ...] = ()
     wide: Wide | None = None
     side_by_side: dict[str, Tensor] | None = None
     matches: Sequence[Match] = ()
@@ -243,6 +245,15 @@ class _Fusion:
 
             self.parents = watch_units(self.bench, self.parents, self.search)
 
+    def correspond(self) -> None:
+        """Find what of a parent of another depth stands for what of the anchor."""
+        if self.bench is None or not self.parents.other_depth:
+            return
+        from .other_depth import correspond
+
+        self.bench, self.depth = correspond(self.bench)
+        self.parents = self.bench.parents
+
     def widen(self) -> None:
         """Make a network of other widths to fuse into, where those are asked for."""
         plan = self.plan
@@ -261,7 +272,7 @@ class _Fusion:
 
     def match(self) -> None:
         """Match every source to the anchor, and go on for as many passes as were asked for."""
-        if self.wide is not None:
+        if self.wide is not None or self.parents.other_depth:
             self.matched = False
             self.matches = [Match(Alignment({}), (), ()) for _ in self.sources]
             return
@@ -371,6 +382,7 @@ class _Fusion:
             yardsticks=better.yardsticks if better is not None else (),
             steps=better.steps if better is not None else (),
             refits=better.refits if better is not None else (),
+            depth=self.depth,
             widened=self.wide.record() if self.wide is not None else None,
         )
 
@@ -401,6 +413,7 @@ _STAGES: tuple[tuple[str | None, Callable[[_Fusion], None]], ...] = (
     ("read", _Fusion.survey),
     ("match", _Fusion.turn_streams),
     ("inputs", _Fusion.open_inputs),
+    ("inputs", _Fusion.correspond),
     ("graph", _Fusion.widen),
     ("match", _Fusion.match),
     ("check", _Fusion.check),

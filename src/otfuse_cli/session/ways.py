@@ -12,7 +12,7 @@ from ..errors import UsageError
 from ..fusion.average import Aligned
 from ..fusion.choose_by_readers import ends_at_outputs
 from ..fusion.fused import Fused
-from ..fusion.joint import choices, joined_value, union
+from ..fusion.joint import choices, fresh_outputs, joined_value, union, with_absent
 from ..fusion.joint_heads import add_heads
 from ..fusion.joint_stream import StreamParent, reduce_streams
 from ..fusion.recompute import renew_all
@@ -173,7 +173,7 @@ class Ways:
         runs = [bench.run_parent(m, bench.weights[m.index]) for m in models]
         seed, merges = self.recipe.seed, share is None
         seen = seen_units(bench, bench.samples, post=True, seed=seed, models=models, before=merges)
-        graph, observed = anchor.graph, [seen[m.index] for m in models]
+        graph, observed = anchor.graph, with_absent([seen[m.index] for m in models])
         chosen, merged = choices(graph, observed, runs, without=in_heads(graph), other_share=share)
         runs = [replace(r, alignment=maps) for r, maps in zip(runs, chosen, strict=True)]
         read: Mapping[str, Tensor] = {}
@@ -182,16 +182,20 @@ class Ways:
         parts = [
             (m, r.alignment or Alignment({}), r.weight) for m, r in zip(models, runs, strict=True)
         ]
-        tensors = {
-            name: read[name] if name in read else union(name, anchor, parts).to(device)
-            for name in anchor.checkpoint.infos
-        }
+        others = bench.parents.counterparts
+        tensors: Tensors = {}
+        for name in anchor.checkpoint.infos:
+            joined = read[name] if name in read else union(name, anchor, parts, others=others)
+            tensors[name] = joined.to(device)
         renew_all(anchor.graph, tensors)
         aims = [
             replace(r, alignment=Alignment({**m.maps, **bases}))
             for r, (_, m, _), bases in zip(runs, parts, merged, strict=True)
         ]
-        fitted, remarks = bench.refit(aims, tensors, self.options.ridge, aim=joined_value)
+        fresh = fresh_outputs(graph, runs)
+        fitted, remarks = bench.refit(
+            aims, tensors, self.options.ridge, aim=joined_value, fresh=fresh
+        )
         return tensors, fitted, remarks
 
     def _joint_post_norm(self, bench: Bench, error: PostNorm) -> Fitted:

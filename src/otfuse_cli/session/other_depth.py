@@ -1,0 +1,162 @@
+"""Parents of other depths: what of each stands for what of the anchor, told by the inputs.
+
+Only joint fusion takes them. It runs every parent whole, and asks it for what corresponds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from ..errors import IncompatibleModels
+from ..graph.axes import Unit
+from ..matching.counterpart import Counterpart, Similar, counterpart
+from ..matching.depth import as_rows, linear_cka, pooled
+from ..matching.models import Model
+from ..matching.stages import Staged, StagePlace, staged
+from ..report.records import DepthPair, DepthRecord
+from ..running.execute import Walk, flat_inputs
+from .bench import Bench
+
+# Positions along one axis that are told apart where layers are compared.
+_GRID = 4
+
+
+@dataclass
+class Looks:
+    """What models show at their places on the inputs that are judged; each is run once."""
+
+    bench: Bench
+    _staged: dict[int, Staged] = field(default_factory=dict)
+    _seen: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+
+    def staged(self, model: Model) -> Staged:
+        """The stages of a model.
+
+        Raises:
+            IncompatibleModels: Its layers can't be compared.
+        """
+        if model.index not in self._staged:
+            program = self.bench.programs[model.index]
+            self._staged[model.index] = staged(program, model.graph, model.checkpoint.label)
+        return self._staged[model.index]
+
+    def similarity(self, anchor: Model, source: Model) -> Similar:
+        """Linear CKA of two seen values, the anchor's first; each pair is computed once."""
+        ours, theirs = self._features(anchor), self._features(source)
+        known: dict[tuple[str, str], float] = {}
+
+        def similar(one: str, other: str) -> float:
+            if (one, other) not in known:
+                known[one, other] = _alike(ours[one], theirs[other])
+            return known[one, other]
+
+        return similar
+
+    def _features(self, model: Model) -> dict[str, Tensor]:
+        """By seen value, what its units do: (inputs, units, *grid), float32."""
+        if model.index in self._seen:
+            return self._seen[model.index]
+        bench, network = self.bench, self.staged(model)
+        batches: dict[str, list[Tensor]] = {place.seen: [] for place in network.places}
+        for batch in bench.judged.batches(network.program.batch):
+            inputs = flat_inputs(network.program, batch, bench.runtime.device)
+            walk = Walk(network.program, bench.tensors[model.index], inputs)
+            for place in network.places:
+                value = _on_grid(walk.to(place.seen), place, network)
+                batches[place.seen].append(value[: batch.count])
+        self._seen[model.index] = {name: torch.cat(parts) for name, parts in batches.items()}
+        return self._seen[model.index]
+
+
+def correspond(bench: Bench) -> tuple[Bench, tuple[DepthRecord, ...]]:
+    """The bench with every parent of another depth in the anchor's terms, and what stands for what.
+
+    Raises:
+        IncompatibleModels: A network whose layers can't be compared, or that differs in more.
+    """
+    parents = bench.parents
+    models, programs = list(parents.models), dict(bench.programs)
+    counterparts: dict[int, Counterpart] = {}
+    records = list[DepthRecord]()
+    looks, anchor = Looks(bench), parents.anchor
+    for index in sorted(parents.other_depth & programs.keys()):
+        model = models[index]
+        found, program, graph = counterpart(
+            looks.staged(anchor),
+            looks.staged(model),
+            looks.similarity(anchor, model),
+            labels=(model.checkpoint.label, anchor.checkpoint.label),
+        )
+        counterparts[index] = found
+        programs[index], models[index] = program, replace(model, graph=graph)
+        records.append(_record(index, found))
+    parents = replace(parents, models=tuple(models), counterparts=counterparts)
+    _require_units(parents.anchor, [m for m in models if bench.weights[m.index] > 0])
+    return replace(bench, parents=parents, programs=programs), tuple(records)
+
+
+def _require_units(anchor: Model, models: Sequence[Model]) -> None:
+    """Refuse spaces for which all that have a share have too few units.
+
+    Raises:
+        IncompatibleModels: There is one: the anchor has no share.
+    """
+    for space in anchor.graph.free():
+        units = sum(model.graph.spaces[space.id].size for model in models)
+        if units < space.size:
+            raise IncompatibleModels(
+                "too few units for the anchor's shape",
+                where=f"space {space.id} of {anchor.checkpoint.label}",
+                why=f"it has {space.size} units, what has a share has {units} that could be them",
+                fix="give the anchor a share (--weights), or take a shape with fewer layers",
+            )
+
+
+def compare_depths(bench: Bench) -> tuple[DepthRecord, ...]:
+    """How alike all layers of every source and of the anchor are, and what stands for what.
+
+    Raises:
+        IncompatibleModels: A network whose layers can't be compared, or that differs in more.
+    """
+    looks, anchor = Looks(bench), bench.parents.anchor
+    ours, records = looks.staged(anchor), list[DepthRecord]()
+    for model in bench.parents.sources:
+        theirs, similar = looks.staged(model), looks.similarity(anchor, model)
+        labels = (model.checkpoint.label, anchor.checkpoint.label)
+        found, _, _ = counterpart(ours, theirs, similar, labels=labels)
+        rows = list[tuple[float, ...]]()
+        for place in ours.places:
+            rows.append(tuple(similar(place.seen, other.seen) for other in theirs.places))
+        records.append(
+            _record(model.index, found).replace(
+                anchor_layers=tuple(place.layer for place in ours.places),
+                source_layers=tuple(place.layer for place in theirs.places),
+                matrix=tuple(rows),
+            )
+        )
+    return tuple(records)
+
+
+def _record(index: int, found: Counterpart) -> DepthRecord:
+    pairs = tuple(DepthPair(pair.anchor.layer, pair.source.layer, pair.cka) for pair in found.pairs)
+    return DepthRecord(index, pairs)
+
+
+def _on_grid(value: Tensor, place: StagePlace, network: Staged) -> Tensor:
+    """A value as (samples, units, *grid): positions averaged onto a few."""
+    axes = network.program.axes[place.seen]
+    units = next(d for d, axis in enumerate(axes) if isinstance(axis, Unit) and d)
+    value = value.movedim(units, 1).float()
+    grid = tuple(min(_GRID, n) for n in place.positions)
+    return pooled(value, grid)
+
+
+def _alike(one: Tensor, other: Tensor) -> float:
+    """Linear CKA of two layers on the grid that both have."""
+    grids = one.shape[2:], other.shape[2:]
+    grid = tuple(map(min, *grids)) if len(grids[0]) == len(grids[1]) else ()
+    return linear_cka(*(as_rows(pooled(f, grid)) for f in (one, other)))
