@@ -253,7 +253,7 @@ def test_vgg_joint(shared):
         *pair(shared, "cifar10-vgg11half"), arch=network_of("vgg11half"), blend="joint",
         num_samples=1_000, samples=training_inputs("cifar10-vgg11half"), matcher="sweep",
     )  # fmt: skip
-    assert score(fused) >= 83.8
+    assert score(fused) >= 84.2
 
 
 @pytest.mark.slow
