@@ -219,3 +219,45 @@ def test_a_layer_that_is_right_lets_go_of_what_was_kept(arch, monkeypatch):
     assert len(released) == 3
     for name, tensor in state.items():
         torch.testing.assert_close(fused[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+RESIDUAL = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2, self.head = nn.Linear(10, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = self.fc1(x).relu()
+        return self.head((x + self.fc2(x)).relu())
+
+
+def net():
+    return Net(), torch.randn(4, 10)
+"""
+
+
+def test_a_layer_that_feeds_a_sum_is_cut_off_where_the_sum_is(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "otfuse_cli.fusion.refit.target_change",
+        lambda inputs, target, zero, fit: (
+            seen.append((inputs, zero)),
+            target_change(inputs, target, zero, fit),
+        )[1],
+    )
+    path = tmp_path / "net.py"
+    path.write_text(RESIDUAL)
+    states = [build(f"{path}:net", seed).state_dict() for seed in (0, 1)]
+    otfuse_cli.merge(
+        *states, arch=f"{path}:net", samples={"x": draw(60, 10).float()}, num_samples=60
+    )
+    sums = [(inputs, zero) for inputs, zero in seen if isinstance(zero, torch.Tensor)]
+    assert sums
+    assert len(sums) < len(seen)
+    for inputs, zero in sums:  # here a layer reads the very stream that it adds to
+        torch.testing.assert_close(zero, -inputs)

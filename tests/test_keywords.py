@@ -144,7 +144,7 @@ CASES = {
         (
             *("free_outputs", "strict", "paper", "unit_norm", "post_activations", "synthetic"),
             *("refit", "force", "overwrite", "keep_extras", "untie", "keep_shape", "ot_costs"),
-            *("graph", "ensemble", "average", "require_proof", "require_gain"),
+            *("graph", "ensemble", "average", "depth", "require_proof", "require_gain"),
         ),
         FLAGS,
     ),

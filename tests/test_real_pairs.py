@@ -227,7 +227,7 @@ def test_cifar_with_inputs(shared, network, number, floor):
         options = {"synthetic": True}
     options |= {"arch": network_of(network), "blend": "average"}
     fused, _ = otfuse_cli.merge(*pair(shared, stem), **options)
-    found = score(fused, HALF)
+    found = score(fused, None if number is None else HALF)
     assert found >= floor, found
 
 
@@ -267,12 +267,12 @@ def test_mnist_joint(shared):
 
 @pytest.mark.slow
 def test_vgg_joint(shared):
-    """1,000 inputs; parents at 86.3. Measured, one draw: 84.43."""
+    """1,000 inputs; parents at 86.3. Measured, two draws of others: 84.53."""
     fused, _ = otfuse_cli.merge(
         *pair(shared, "cifar10-vgg11half"), arch=network_of("vgg11half"), blend="joint",
         num_samples=1_000, samples=training_inputs("cifar10-vgg11half"), matcher="sweep",
     )  # fmt: skip
-    assert score(fused, HALF) >= 83.8
+    assert score(fused) >= 84.2
 
 
 @pytest.mark.slow
@@ -287,9 +287,7 @@ def test_half_as_wide_again_is_as_good_as_the_parents(shared, network, floor):
         *pair(shared, f"cifar10-{network}"), arch=network_of(network), width=1.5,
         num_samples=1_000, samples=training_inputs(f"cifar10-{network}"),
     )  # fmt: skip
-    x, y = images("cifar")
-    half = evaluate().draw(y, HALF, DRAW)
-    report = otfuse_cli.evaluate(fused, arch=network_of(network), samples=(x[half], y[half]))
+    report = otfuse_cli.evaluate(fused, arch=network_of(network), samples=images("cifar"))
     (found,) = report.evaluation["accuracy"].values()
     assert found >= floor, found
 

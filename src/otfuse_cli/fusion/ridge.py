@@ -206,9 +206,8 @@ class Ridge:
         solved, n = self._solved, self.rows
         mean_gD, change_gO = self._mean(), self.change_gO / n
         if self.dual:
+            # What all rows share goes into the bias; the inputs, centred, are blind to it.
             change = torch.cat(self._changes, 1).double()
-            if self.bias_gO is not None:
-                change -= change_gO[:, None] * torch.cat(self._roots).double()
             more_gOD = solved.factor.solve(change).transpose(1, 2) @ solved.inner / n
         else:
             cross = torch.stack([c.double() for c in self._changes]).sum(0) / n

@@ -175,6 +175,7 @@ class Ways:
         seen = seen_units(bench, bench.samples, post=True, seed=seed, models=models, before=merges)
         graph, observed = anchor.graph, with_absent([seen[m.index] for m in models])
         chosen, merged = choices(graph, observed, runs, without=in_heads(graph), other_share=share)
+        del seen, observed  # not held during the fits
         runs = [replace(r, alignment=maps) for r, maps in zip(runs, chosen, strict=True)]
         read: Mapping[str, Tensor] = {}
         if has_heads(graph):
