@@ -16,7 +16,15 @@ from torch import nn
 import nets
 import otfuse_cli
 from otfuse_cli.errors import IncompatibleModels, UsageError
+from otfuse_cli.fusion.choose_by_readers import written
+from otfuse_cli.fusion.lockstep import Parent
+from otfuse_cli.graph.analysis.fit_targets import fits
+from otfuse_cli.graph.trace.from_module import export, trace
+from otfuse_cli.graph.trace.program import labelled_program
+from otfuse_cli.matching.counterpart import counterpart
 from otfuse_cli.matching.depth import as_rows, covering, linear_cka, ordered_pairs, pooled
+from otfuse_cli.matching.stages import staged
+from otfuse_cli.running.execute import Walk
 
 pytestmark = pytest.mark.usefixtures("kept_graphs")
 
@@ -239,6 +247,135 @@ def test_positions_are_pooled_to_a_grid():
     assert as_rows(features[:, :, 0, 0]) is not None
     sequence = torch.randn(2, 3, 6)
     assert torch.allclose(pooled(sequence, (3,)), sequence.view(2, 3, 3, 2).mean(3))
+
+
+# What of one network stands for what of the other
+
+
+def staged_of(module, shape):
+    """A network as it is compared, and a pass of it on 50 inputs."""
+    x = inputs(50, shape=shape)
+    graph = trace(module, (x,), source="net")
+    network = staged(labelled_program(export(module, (x,)), batch=50, graph=graph), graph, "net")
+    program = network.program
+    walk = Walk(program, module.state_dict(), [x], keep=[node.name for node in program.nodes])
+    walk.outputs()
+    return network, walk
+
+
+def stands_for(source, anchor, shape):
+    """What of a source stands for what of an anchor, by CKA; both passes; program and graph."""
+    (theirs, own), (ours, walk) = staged_of(source, shape), staged_of(anchor, shape)
+
+    def similar(one, other):
+        features = [w[name].flatten(2).mean(2) if w[name].dim() > 2 else w[name]
+                    for w, name in ((walk, one), (own, other))]  # fmt: skip
+        return linear_cka(*features)
+
+    return counterpart(ours, theirs, similar, labels=("source", "anchor")), own, walk, ours
+
+
+def with_identity_first(blocks):
+    """A residual network, and the same with a block more at its beginning, which adds nothing."""
+    small, deep = trained(ResNet(blocks), 1), trained(ResNet((blocks[0] + 1, *blocks[1:])), 2)
+    state = {}
+    for name, tensor in small.state_dict().items():
+        first, _, rest = name.partition(".0.")
+        state[f"layer1.1.{rest}" if first == "layer1" else name] = tensor
+    for name, tensor in deep.state_dict().items():
+        if name not in state:
+            adds = name in ("layer1.0.bn2.weight", "layer1.0.bn2.bias")
+            state[name] = torch.zeros_like(tensor) if adds else tensor
+    deep.load_state_dict(state)
+    return small, deep
+
+
+@pytest.mark.parametrize("deeper", ["source", "anchor"])
+def test_values_of_one_function_stand_for_themselves(deeper):
+    """Wherever the anchor is fitted, the source's part is what the anchor itself has there."""
+    small, deep = with_identity_first((1, 1))
+    pair = (deep, small) if deeper == "source" else (small, deep)
+    (found, _, _), own, walk, ours = stands_for(*pair, IMAGES)
+    checked = 0
+    for fit in fits(ours.program)[0]:
+        value = found.value(fit.target, own)
+        if value is None:
+            assert fit.layer.weight == "layer1.0.conv1.weight"  # the source has no such block
+            continue
+        torch.testing.assert_close(value, walk[fit.target], rtol=1e-4, atol=1e-4)
+        checked += 1
+    assert checked >= 7
+    assert (len(found.fresh) > 0) is (deeper == "source")  # two blocks in the place of one
+
+
+def test_units_go_through_layers_that_the_source_lacks():
+    shallow, deep = trained(nets.Mlp((12, 9, 7, 5)), 1), nets.Mlp((12, 9, 9, 7, 5))
+    state = shallow.state_dict()
+    for at, place in ((1, 1), (2, 3), (3, 4)):
+        for part in ("weight", "bias"):
+            deep.state_dict()[f"fc{place}.{part}"].copy_(state[f"fc{at}.{part}"])
+    deep.fc2.weight.data.copy_(torch.eye(9))
+    deep.fc2.bias.data.zero_()
+    (found, _, graph), own, walk, ours = stands_for(shallow, deep, (12,))
+    first, second, third = (place.space for place in ours.places)
+    assert found.carried == {second: first}
+    assert found.read_as == {first: second}
+    assert found.fresh == {"fc2.weight"}
+    # What the source reads from its first layer, it reads from where that was let through.
+    assert found.tensors["fc3.weight"] == "fc2.weight"
+    assert graph.consumers(second) == ("fc2.weight",)
+    assert [graph.spaces[space].size for space in (first, second, third)] == [9, 9, 7]
+    middle = next(place for place in ours.places if place.space == second)
+    torch.testing.assert_close(found.value(middle.made, own), walk[middle.seen])
+    assert found.axes[middle.made] == ours.program.axes[middle.made]
+
+
+class Tanh(nets.Mlp):
+    """An activation that changes again what it has given."""
+
+    def forward(self, x):
+        layers = list(self.children())
+        for layer in layers[:-1]:
+            x = layer(x).tanh()
+        return layers[-1](x)
+
+
+def test_what_an_activation_would_change_again_is_not_let_through():
+    pair = (trained(Tanh((12, 9, 5)), 1), trained(Tanh((12, 9, 8, 5)), 2))
+    (found, _, graph), _, _, ours = stands_for(*pair, (12,))
+    assert found.carried == found.read_as == {}
+    assert len(found.pairs) == 1
+    (missing,) = {place.space for place in ours.places} - {p.anchor.space for p in found.pairs}
+    assert graph.spaces[missing].size == 0
+
+
+def test_output_layers_of_one_parent_alone_count_by_its_share():
+    source, anchor = trained(Tanh((12, 9, 5)), 1), trained(Tanh((12, 9, 8, 5)), 2)
+    (theirs, _), (ours, _) = staged_of(source, (12,)), staged_of(anchor, (12,))
+    first = ours.places[0]
+
+    def similar(one, other):
+        return float(one == first.seen)
+
+    found, program, graph = counterpart(ours, theirs, similar, labels=("source", "anchor"))
+    assert [pair.anchor for pair in found.pairs] == [first]
+    parents = [
+        Parent(ours.program, anchor.state_dict(), 0.7, ours.graph),
+        Parent(program, source.state_dict(), 0.3, graph, counterpart=found),
+    ]
+    gram = torch.eye(18, dtype=torch.float64)
+    write = written(parents, first.space, gram)
+    assert write.shape == (8 + 5, 18)
+    assert float(write[:, :9].square().sum()) == pytest.approx(0.7)
+    assert float(write[:, 9:].square().sum()) == pytest.approx(0.3)
+
+
+def test_a_layer_that_reads_in_another_way_is_no_beginning():
+    """A dilated kernel reads other positions: its weights mean something else."""
+    plain, dilated = Chain((6, 7)), Chain((6, 7))
+    dilated.features[2].dilation = dilated.features[2].padding = (2, 2)
+    (found, _, _), _, _, _ = stands_for(trained(dilated, 1), trained(plain, 2), IMAGES)
+    assert found.fresh == {"features.2.weight"}
 
 
 # Fusion
