@@ -308,6 +308,19 @@ def test_values_of_one_function_stand_for_themselves(deeper):
     assert (len(found.fresh) > 0) is (deeper == "source")  # two blocks in the place of one
 
 
+def test_several_blocks_are_one_branch():
+    """From what goes into the first of them to the sum behind the last."""
+    source, anchor = trained(ResNet((1, 3)), 1), trained(ResNet((1, 1)), 2)
+    (found, _, _), own, _, ours = stands_for(source, anchor, IMAGES)
+    first, _, last = staged_of(source, IMAGES)[0].stages[1].taps
+    (tap,) = ours.stages[1].taps
+    assert torch.equal(found.value(tap.made, own), own[last.made])
+    assert torch.equal(found.value(tap.side, own), own[first.side])
+    assert torch.equal(found.value(tap.added, own), own[last.made] - own[first.side])
+    assert tap.shortcut.layer.weight in found.tensors
+    assert found.fresh == {"layer2.0.conv2.weight"}
+
+
 def test_units_go_through_layers_that_the_source_lacks():
     shallow, deep = trained(nets.Mlp((12, 9, 7, 5)), 1), nets.Mlp((12, 9, 9, 7, 5))
     state = shallow.state_dict()
