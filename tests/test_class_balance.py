@@ -8,7 +8,7 @@ import torch
 import otfuse_cli
 from nets import from_factory as build
 from otfuse_cli.errors import UsageError
-from otfuse_cli.running.class_balance import DRAWN, _of_each
+from otfuse_cli.running.class_balance import _of_each, drawn_for
 from otfuse_cli.session import open_inputs
 
 pytestmark = pytest.mark.usefixtures("kept_graphs")
@@ -52,6 +52,12 @@ def test_every_class_keeps_its_likeliest_and_none_is_kept_twice():
     kept = _of_each(many, 100)
     assert len(set(kept.tolist())) == 100
     assert kept.tolist() == sorted(kept.tolist())
+
+
+def test_large_images_are_drawn_less_often():
+    assert drawn_for(2_000, (3, 32, 32)) == 8_000
+    assert drawn_for(2_000, (3, 128, 128)) == 2**30 // (4 * 3 * 128**2) == 5_461
+    assert drawn_for(2_000, (3, 512, 512)) == 2_000
 
 
 def fused(arch, monkeypatch, **options):
@@ -109,7 +115,7 @@ def test_four_times_as_many_are_drawn(arch, monkeypatch):
 
     monkeypatch.setattr(open_inputs, "_inputs", watched)
     fused(arch(SCORES), monkeypatch)
-    assert [samples.count for samples in drawn] == [60 * DRAWN]
+    assert [samples.count for samples in drawn] == [60 * 4]
 
 
 def test_steps_are_for_inputs_that_gradients_move(arch, monkeypatch):

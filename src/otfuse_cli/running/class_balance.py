@@ -11,6 +11,7 @@ Legend: n inputs, C classes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -19,8 +20,13 @@ from .execute import Walk, flat_inputs
 from .moved_inputs import Run
 from .samples import Samples
 
-# So many are drawn for one that is kept.
-DRAWN = 4
+# So many are drawn for one that is kept, unless they take more memory than this.
+_DRAWN, _BYTES = 4, 1 << 30
+
+
+def drawn_for(number: int, shape: Sequence[int]) -> int:
+    """How many inputs of a shape to draw, float32, where so many are to be kept."""
+    return max(number, min(_DRAWN * number, _BYTES // (4 * prod(shape))))
 
 
 def balanced(samples: Samples, runs: Sequence[Run], number: int, *, device: str) -> Samples | None:

@@ -56,7 +56,7 @@ def moved_samples(
         UsageError: The same, where this kind was asked for.
     """
     from ..running import class_driven, norm_memory
-    from ..running.class_balance import DRAWN, balanced
+    from ..running.class_balance import balanced
 
     by_kind = {
         "class": (class_driven.drive_to_classes, class_driven.STEPS),
@@ -64,7 +64,8 @@ def moved_samples(
     }
     try:
         if kind == "balanced":
-            return balanced(samples, runs, samples.count // DRAWN, device=runtime.device)
+            number = options.num_samples or NUMBERS[kind]
+            return balanced(samples, runs, number, device=runtime.device)
         mover, usual = by_kind[kind]
         return mover(
             samples,

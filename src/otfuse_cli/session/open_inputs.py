@@ -249,7 +249,8 @@ def _inputs(parents: Parents, options: FusionOptions, recipe: Recipe, kind: str)
             where="--samples and --synthetic",
             fix="give one of them",
         )
-    from ..running.class_balance import DRAWN
+    from ..running.class_balance import drawn_for
+    from ..running.inputs import slots
     from ..running.samples import load_samples
     from ..running.synthetic import first_layer_names, synthetic_samples
 
@@ -269,10 +270,12 @@ def _inputs(parents: Parents, options: FusionOptions, recipe: Recipe, kind: str)
         for name in first_layer_names(model.graph)
     }
     number = options.num_samples or NUMBERS.get(kind, SYNTHETIC)
+    if kind == "balanced":
+        number = drawn_for(number, options.input_shape or slots(network)[0].shape)
     return synthetic_samples(
         network,
         first,
-        number=number * DRAWN if kind == "balanced" else number,
+        number=number,
         seed=recipe.seed,
         input_shape=options.input_shape,
         kind=kind,
