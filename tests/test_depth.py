@@ -290,6 +290,7 @@ def with_identity_first(blocks):
     return small, deep
 
 
+@pytest.mark.slow_cases("source")
 @pytest.mark.parametrize("deeper", ["source", "anchor"])
 def test_values_of_one_function_stand_for_themselves(deeper):
     """Wherever the anchor is fitted, the source's part is what the anchor itself has there."""
@@ -308,6 +309,7 @@ def test_values_of_one_function_stand_for_themselves(deeper):
     assert (len(found.fresh) > 0) is (deeper == "source")  # two blocks in the place of one
 
 
+@pytest.mark.slow
 def test_several_blocks_are_one_branch():
     """From what goes into the first of them to the sum behind the last."""
     source, anchor = trained(ResNet((1, 3)), 1), trained(ResNet((1, 1)), 2)
@@ -398,6 +400,9 @@ def mlp(widths):
     return lambda: nets.Mlp(widths)
 
 
+@pytest.mark.slow_cases(
+    "None-blocks0", "None-blocks2", "weights1-blocks0", "weights1-blocks1", "weights1-blocks2"
+)
 @pytest.mark.parametrize("blocks", [(2, 1), (1, 2), (3, 2)])
 @pytest.mark.parametrize("weights", [None, (0.7, 0.3)])
 def test_an_identity_block_more_changes_nothing(blocks, weights):
@@ -446,6 +451,7 @@ RENAMED = {
 }
 
 
+@pytest.mark.slow_cases("chain", "residual")
 @pytest.mark.parametrize("kind", RENAMED)
 def test_of_equal_depth_it_is_what_joint_fusion_gives(kind):
     """A source under other names goes the way of another depth, with every layer in its place."""
