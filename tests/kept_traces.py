@@ -59,13 +59,15 @@ def kept_graphs(trace: Callable[..., LayerGraph]) -> Callable[..., LayerGraph]:
 def kept_programs(export: Callable[..., ExportedProgram]) -> Callable[..., ExportedProgram]:
     """`export` that looks first whether the same network was exported before."""
 
-    def exported(module: nn.Module, args: Any = (), kwargs: Any = None) -> ExportedProgram:
+    def exported(
+        module: nn.Module, args: Any = (), kwargs: Any = None, **options: Any
+    ) -> ExportedProgram:
         try:
-            key = network_key(module, (args, dict(kwargs or {})), {})
+            key = network_key(module, (args, dict(kwargs or {})), options)
         except Unknown:
-            return export(module, args, kwargs)
+            return export(module, args, kwargs, **options)
         if key not in PROGRAMS:
-            PROGRAMS[key] = export(module, args, kwargs)
+            PROGRAMS[key] = export(module, args, kwargs, **options)
         return PROGRAMS[key]
 
     return exported

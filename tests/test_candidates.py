@@ -75,8 +75,8 @@ def verdict(right: int, distances: torch.Tensor | None = None, of: int = 20) -> 
 
 @pytest.mark.slow
 def test_auto_leaves_the_head_for_a_way_that_is_clearly_nearer():
-    models = (mlp(0, WIDE), mlp(1))
-    more = {"samples": {"x": inputs(400)}, "num_samples": 400}
+    models = (mlp(1, WIDE), mlp(0, WIDE))
+    more = {"samples": {"x": inputs(800)}, "num_samples": 800}
     fused, report = merge(*models, blend="auto", **more)
     tried = [s for s in report.steps if s.name.endswith(", held out")]
     assert [s.name for s in tried if s.kept] == ["refit, held out"]

@@ -46,8 +46,11 @@ RESULTS = [
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The modules of benchmarks/ can be imported as when one of them is run."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    names = ("networks", "network_table", "network_libraries", "network_configs")
+    for name in names:  # examples have a module of the first name, too
+        monkeypatch.delitem(sys.modules, name, raising=False)
     yield importlib.import_module("networks")
-    for name in ("networks", "network_table", "network_libraries", "network_configs"):
+    for name in names:
         sys.modules.pop(name, None)
 
 

@@ -86,15 +86,26 @@ def runnable(
         if not isinstance(value, Tensor):
             keywords[name] = value
     keywords.update(first.kwargs)
+    names = _names(module, architecture.names)
+
+    def exported(*, lines: bool) -> ExportedProgram:
+        moved = copy.deepcopy(module).to(device)
+        try:
+            return export(moved, first.args, keywords, lines=lines)
+        except IncompatibleModels as error:
+            if read is not None:
+                error.fix = OWN_WIDTHS
+            raise
+
     try:
-        exported = export(copy.deepcopy(module).to(device), first.args, keywords)
+        program = exported(lines=False)
+        return labelled_program(program, batch=first.count, graph=named, name_map=names)
     except IncompatibleModels as error:
-        if read is not None:
-            error.fix = OWN_WIDTHS
-        raise
-    return labelled_program(
-        exported, batch=first.count, graph=named, name_map=_names(module, architecture.names)
-    )
+        if error.where is not None:
+            raise
+    # Once more, to name the line that it fails at.
+    program = exported(lines=True)
+    return labelled_program(program, batch=first.count, graph=named, name_map=names)
 
 
 def network_at(architecture: Architecture, read: Mapping[str, Tensor]) -> Network:

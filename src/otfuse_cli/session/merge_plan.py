@@ -26,7 +26,7 @@ from .parents import Parents, assemble
 
 _ANY_DEPTH = (
     "networks of different depth take --blend joint and inputs (--samples FILE, or --synthetic), "
-    "and none of --width, --skip, --only, --no-strict, --vocab, --untie, --calibrate, --residual"
+    "and few options beside (docs/methods/depth.md)"
 )
 
 Assemble = Callable[[Sequence[Checkpoint], int, ImproveOptions, str], Parents]
