@@ -290,7 +290,7 @@ def with_identity_first(blocks):
     return small, deep
 
 
-@pytest.mark.slow_cases("source")
+@pytest.mark.slow
 @pytest.mark.parametrize("deeper", ["source", "anchor"])
 def test_values_of_one_function_stand_for_themselves(deeper):
     """Wherever the anchor is fitted, the source's part is what the anchor itself has there."""
@@ -530,6 +530,7 @@ def test_three_networks_of_three_depths():
     assert miss < 0.7 * alone
 
 
+@pytest.mark.quick_cases("shallower")
 @pytest.mark.parametrize(
     ("source", "anchor"), [((3, 1), (1, 2)), ((1, 2), (3, 1))], ids=["deeper", "shallower"]
 )
@@ -548,6 +549,7 @@ def test_residual_networks_come_nearer_to_their_mean(source, anchor):
     assert taps == [f"layer1.{source[0] - 1}.conv2"]
 
 
+@pytest.mark.quick_cases("shallower")
 @pytest.mark.parametrize(
     ("source", "anchor"),
     [
@@ -606,6 +608,7 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow_cases("other classes", "other downsampling", "groups")
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_does_not_correspond_is_refused(case, tmp_path):
     source, anchor, shape, why = REFUSED[case]
