@@ -165,7 +165,7 @@ PLAIN = {
 }  # fmt: skip
 
 
-@pytest.mark.slow_cases("Swin")
+@pytest.mark.slow_cases("Swin", "Swin, float32")
 @pytest.mark.parametrize("name", PLAIN)
 def test_what_was_only_cast_is_read(tmp_path: Path, name: str) -> None:
     value = {n: t.contiguous() for n, t in PLAIN[name]().items()}

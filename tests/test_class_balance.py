@@ -98,6 +98,7 @@ def test_leaves_of_classifiers_are_balanced(arch, monkeypatch):
     assert likelihood(chosen) > likelihood(leaves)
 
 
+@pytest.mark.slow
 def test_leaves_are_as_before_where_nothing_is_a_score(arch, monkeypatch):
     report, _, auto = fused(arch(IMAGES), monkeypatch)
     assert report.recipe["synthetic_kind"] == "auto"

@@ -150,6 +150,7 @@ def test_a_broken_line_is_caught_and_named(name, old, new) -> None:
     assert any(tensor in difference for tensor in graph.tensors) or "is per" in difference
 
 
+@pytest.mark.slow
 def test_a_difference_in_roles_families_and_kinds_of_map_is_seen() -> None:
     graph = traced("vit")
     found = recognised("vit")

@@ -170,6 +170,7 @@ def test_norms_see_what_they_saw_whatever_the_rank(source, name):
     assert after < 0.1 * before
 
 
+@pytest.mark.slow
 def test_an_input_that_a_norm_reads_itself_starts_there(source):
     """A table's columns: far from zero, each at a scale of its own."""
     known, module, state = parent(source, "table")
@@ -251,6 +252,7 @@ def pair(source, name):
     return [parent(source, name, seed)[2] for seed in (0, 1)]
 
 
+@pytest.mark.slow
 def test_a_merge_takes_them_without_asking(source):
     states = pair(source, "images")
     options = {"arch": f"{source}:images", "synthetic": True, "num_samples": 40}

@@ -160,6 +160,7 @@ def test_a_norm_that_is_used_twice_has_no_fit():
     assert [fit.name for fit in norm_fits(unlabelled(Again(norm_nets.NARROW)))] == ["norm3"]
 
 
+@pytest.mark.slow
 def test_a_norm_that_belongs_to_a_layer_has_no_fit_of_its_own():
     program = unlabelled(norm_nets.Dense(norm_nets.NARROW))
     assert [fit.norm.tensors["weight"] for fit in fits(program)[0] if fit.norm] == ["norm0.weight"]
@@ -228,7 +229,7 @@ def test_rescaling_gives_what_norms_give_the_moments_of_a_lone_parent(name):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.quick_cases("Signal")
+@pytest.mark.slow
 @EVERY
 def test_joint_fusion_with_a_permuted_twin_keeps_the_function(name):
     net = network(name, 3)

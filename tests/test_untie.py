@@ -192,7 +192,7 @@ def test_a_curve_of_tied_nets(cli, tmp_path):
     assert any("lm_head.weight got a tensor" in w for w in report["warnings"])
 
 
-@pytest.mark.quick_cases("options0")
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"residual": "orthogonal"}, {"blend": "joint"}])
 def test_without_it_the_refusal_names_it(options, tmp_path):
     own, inputs = state_of("gpt2"), {}

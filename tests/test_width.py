@@ -419,6 +419,7 @@ def test_code_that_fixes_widths_is_refused_with_a_way_out():
     assert "take the checkpoint's shapes" in raised.value.fix
 
 
+@pytest.mark.slow
 def test_a_curve_over_widths(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     parents = [seeded(lambda: nets.Mlp((6, 8, 3)), at) for at in (0, 1)]
