@@ -24,7 +24,7 @@ _LONGER = 1.7
 
 def behind_relu(program: Program, name: str) -> bool:
     """Whether a value is read through ReLUs alone."""
-    readers = list(program.nodes[program.position[name]].users)
+    readers = list(program.node(name).users)
     return bool(readers) and all(
         node.op == "call_function" and operator_name(node) in _RELU for node in readers
     )

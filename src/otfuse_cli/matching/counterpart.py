@@ -267,8 +267,7 @@ def _require_same_stages(anchor: Staged, source: Staged, labels: tuple[str, str]
 
 
 def _shape(network: Staged, value: str) -> list[int]:
-    node = next(n for n in network.program.nodes if n.name == value)
-    return list(node.meta["val"].shape[1:])
+    return list(network.program.node(value).meta["val"].shape[1:])
 
 
 def _names(drawn: _Drawn, labels: tuple[str, str]) -> dict[str, str]:
@@ -381,7 +380,7 @@ def _seen_places(drawn: _Drawn) -> Iterator[SeenPlace]:
             fit = pair.source.fit
         assert fit is not None
         weight, made = fit.layer.weight, pair.source.made
-        node = next(n for n in drawn.source.program.nodes if n.name == made)
+        node = drawn.source.program.node(made)
         before = made_for_one(node, pair.source.seen) if isinstance(pair.source, Inner) else None
         layer = weight.removesuffix(".weight")
         yield SeenPlace(pair.source.seen, pair.anchor.space, layer, weight, before)

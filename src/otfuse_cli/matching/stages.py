@@ -201,14 +201,13 @@ class _Reader:
         self, program: Program, graph: LayerGraph, label: str, layers: tuple[Fit, ...]
     ) -> None:
         self.program, self.graph, self.label, self.layers = program, graph, label, layers
-        self.nodes = {node.name: node for node in program.nodes}
         self.own = {_output(fit): fit for fit in layers}
         self.sums = [node for node in program.nodes if self._adds(node)]
         self.streams = {space for node in self.sums if (space := self._space(node)) is not None}
 
     def space(self, fit: Fit) -> str | None:
         """The space of the units that a layer makes; None for outputs."""
-        return self._space(self.nodes[fit.layer.node])
+        return self._space(self.program.node(fit.layer.node))
 
     def require_plain_tensors(self) -> None:
         """Refuse tensors that belong to no layer, and spaces that are made in several places."""
@@ -240,10 +239,10 @@ class _Reader:
                 yield self._tap(node)
 
     def _made_by(self, fit: Fit, space: str, node: Node) -> StagePlace:
-        seen = seen_from(self.program, self.nodes[fit.layer.node], post=True)
+        seen = seen_from(self.program, self.program.node(fit.layer.node), post=True)
         where = (space, node.name, seen, self._positions(seen), fit.name)
         if space not in self.streams:
-            activation = operator_name(self.nodes[seen])
+            activation = operator_name(self.program.node(seen))
             return Inner(*where, fit, seen == node.name or activation in _KEEPING)
         return StreamTap(*where, branch=fit, added=node.name, side=None, shortcut=None)
 
@@ -301,7 +300,7 @@ class _Reader:
 
     def _positions(self, name: str) -> Positions:
         """Sizes of the axes of a value but for those of samples and of units."""
-        node = self.nodes[name]
+        node = self.program.node(name)
         units = {d for d, axis in enumerate(self.program.axes[name]) if isinstance(axis, Unit)}
         shape = node.meta["val"].shape
         return tuple(int(n) for d, n in enumerate(shape) if d and d not in units)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import IncompatibleModels
 from ..graph.model import LayerGraph
-from ..graph.trace.from_module import export, trace
+from ..graph.trace.from_module import export, trace, with_lines
 from ..graph.trace.program import Program, labelled_program
 from .architecture import (
     Architecture,
@@ -97,15 +98,8 @@ def runnable(
                 error.fix = OWN_WIDTHS
             raise
 
-    try:
-        program = exported(lines=False)
-        return labelled_program(program, batch=first.count, graph=named, name_map=names)
-    except IncompatibleModels as error:
-        if error.where is not None:
-            raise
-    # Once more, to name the line that it fails at.
-    program = exported(lines=True)
-    return labelled_program(program, batch=first.count, graph=named, name_map=names)
+    labelled = partial(labelled_program, batch=first.count, graph=named, name_map=names)
+    return with_lines(exported, labelled)[1]
 
 
 def network_at(architecture: Architecture, read: Mapping[str, Tensor]) -> Network:

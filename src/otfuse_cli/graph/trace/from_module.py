@@ -10,7 +10,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from operator import getitem
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -39,6 +39,8 @@ from .untraceable import explain, is_data_dependent, refuse_scripted
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
+
+Used = TypeVar("Used")
 
 
 def trace(
@@ -82,38 +84,52 @@ def _for_graph(
     described: Callable[..., LayerGraph],
 ) -> tuple[ExportedProgram, LayerGraph, tuple[str, ...]]:
     """A program, the graph that is `described` of it, and warnings of how it was exported."""
+    exported = partial(export, module, args, kwargs, padded=True)
     described = partial(described, free_outputs=free_outputs)
     try:
-        return *_with_lines(module, args, kwargs, described, padded=True), ()
+        return *with_lines(exported, described, told=_warns_of_nothing), ()
     except IncompatibleModels as error:
         if not is_data_dependent(error):
             raise
         chosen = EverythingChosen()
+        exported = partial(exported, chosen=chosen)
         try:
-            found = _with_lines(module, args, kwargs, described, padded=True, chosen=chosen)
+            found = with_lines(exported, described, told=_warns_of_nothing)
         except IncompatibleModels:
             raise error from None
         return *found, (CHOSEN,) if chosen.used else ()
 
 
-def _with_lines(
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None,
-    described: Callable[[ExportedProgram], LayerGraph],
-    **options: Any,
-) -> tuple[ExportedProgram, LayerGraph]:
-    """A program and its graph; exported once more where a line of the module has to be named."""
-    program = export(module, args, kwargs, **options)
+def _warns_of_nothing(graph: LayerGraph) -> bool:
+    return not graph.warnings
+
+
+def with_lines(
+    exported: Callable[..., ExportedProgram],
+    use: Callable[[ExportedProgram], Used],
+    *,
+    told: Callable[[Used], bool] = lambda used: True,
+) -> tuple[ExportedProgram, Used]:
+    """A program and what is made of it; exported once more where a line of the module is missing.
+
+    Args:
+        exported: Exports, with or without `lines`.
+        use: Makes something of the program.
+        told: Whether that lacks no line.
+
+    Raises:
+        IncompatibleModels: From both; it says where, if that can be told.
+    """
+    program = exported(lines=False)
     try:
-        graph = described(program)
-        told = not graph.warnings
-    except IncompatibleModels:
-        told = False
-    if not told:
-        program = export(module, args, kwargs, lines=True, **options)
-        graph = described(program)
-    return program, graph
+        used = use(program)
+        if told(used):
+            return program, used
+    except IncompatibleModels as error:
+        if error.where is not None:
+            raise
+    program = exported(lines=True)
+    return program, use(program)
 
 
 def graph_from_program(

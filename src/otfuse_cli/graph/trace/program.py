@@ -59,6 +59,10 @@ class Program:
         """Place of every value in the order of execution."""
         return {node.name: at for at, node in enumerate(self.nodes)}
 
+    def node(self, name: str) -> Node:
+        """The operation that gives a value."""
+        return self.nodes[self.position[name]]
+
     @cached_property
     def last_reader(self) -> dict[str, Node]:
         """The last operation that reads a value."""
