@@ -13,12 +13,13 @@ import argparse
 import math
 import time
 
+import depth
 import evaluate
 import networks
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 from train_vit import augmented
 
 BATCH, MOMENTUM, DECAY = 128, 0.9, 5e-4
@@ -35,14 +36,16 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(given.seed)
-    net, _ = getattr(networks, given.network)()
+    factory = getattr(networks, given.network)
+    net, _ = factory()
     for module in net.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     train(net, RATES[given.network], given.epochs, given.seed)
     state = {name: tensor.contiguous() for name, tensor in net.state_dict().items()}
     save_file(state, given.out, metadata={"format": "pt"})
-    print(f"{right(net.eval(), *evaluate.cifar('test')):.2f} % of the test images")
+    test = evaluate.cifar("test")
+    print(f"{depth.right(depth.logits(factory, state, test[0]), test):.2f} % of the test images")
 
 
 def train(net: nn.Module, rate: float, epochs: int, seed: int) -> None:
@@ -63,13 +66,6 @@ def train(net: nn.Module, rate: float, epochs: int, seed: int) -> None:
             F.cross_entropy(net(augmented(images[chosen], generator)), labels[chosen]).backward()
             optimizer.step()
         print(f"epoch {epoch + 1}: {time.perf_counter() - start:.0f} s", flush=True)
-
-
-def right(net: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Percent of the images that a network gets right."""
-    with torch.inference_mode():
-        chosen = torch.cat([net(part).argmax(1) for part in images.split(50)])
-    return 100 * float((chosen == labels).double().mean())
 
 
 if __name__ == "__main__":

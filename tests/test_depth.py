@@ -25,29 +25,12 @@ from otfuse_cli.matching.counterpart import counterpart
 from otfuse_cli.matching.depth import as_rows, covering, linear_cka, ordered_pairs, pooled
 from otfuse_cli.matching.stages import staged
 from otfuse_cli.running.execute import Walk
+from test_real_pairs import load_example
 
 pytestmark = pytest.mark.usefixtures("kept_graphs")
 
 IMAGES = (3, 8, 8)
-
-
-class Block(nn.Module):
-    """A basic residual block with BatchNorm; with another stride or width it has a shortcut."""
-
-    def __init__(self, before, width, stride=1):
-        super().__init__()
-        self.conv1 = nn.Conv2d(before, width, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.shortcut = nn.Sequential()
-        if stride != 1 or before != width:
-            layers = nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width)
-            self.shortcut = nn.Sequential(*layers)
-
-    def forward(self, x):
-        y = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))
-        return (y + self.shortcut(x)).relu()
+Block = load_example("networks").Block
 
 
 class ResNet(nn.Module):
