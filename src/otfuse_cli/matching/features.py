@@ -101,11 +101,13 @@ def raw_rows(
     alignment: Alignment | None = None,
     *,
     pool: frozenset[str] = frozenset(),
+    widen: bool = True,
 ) -> torch.Tensor:
     """Rows of one producer: (units, features), for a family (index units, units, features).
 
     With an alignment, every axis but `space` is moved onto the anchor first. `pool` names spaces
-    whose order is not known yet (families of `space` among them).
+    whose order is not known yet (families of `space` among them). Without `widen`, rows that
+    nothing is computed with stay in the dtype of the file.
     """
     graph = model.graph
     node = graph.tensors[producer.weight]
@@ -134,7 +136,10 @@ def raw_rows(
                 exprs[dim] = Fixed(weight.shape[dim])
     unfolded = unfold(weight, exprs, producer.dim, space, sizes, index=index, pool=pool)
     del weight
-    unfolded = [model.widened(rows) for rows in unfolded] if late else unfolded
+    if late and (widen or columns):
+        unfolded = [model.widened(rows) for rows in unfolded]
+    elif late:
+        unfolded = [rows.to(model.device) for rows in unfolded]
     for name, column in columns:
         axes = [axis.expr for axis in graph.tensors[name].axes]
         if alignment is not None:

@@ -98,8 +98,10 @@ class LargeSpace:
     def _pair(self, producer: Producer, *, unit_norm: bool) -> tuple[torch.Tensor, torch.Tensor]:
         sides = []
         for model, moves in ((self.source, self.alignment), (self.anchor, None)):
-            rows = raw_rows(model, producer, self.space, moves, pool=self.pool)
+            # Half types go to float64 block by block there: no pass to float32 before.
+            rows = raw_rows(model, producer, self.space, moves, pool=self.pool, widen=not unit_norm)
             sides.append(unit_rows(rows, in_place=True) if unit_norm else rows)
+            del rows  # before those of the other side are read
         return sides[0], sides[1]
 
     def _cost(self, *, unit_norm: bool) -> torch.Tensor:
