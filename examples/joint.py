@@ -33,6 +33,7 @@ OTFUSE = [sys.executable, "-c", "import sys; from otfuse_cli.cli.app import main
 TURNED = ("--residual", "orthogonal")
 # Nothing has to be aligned for the union: the cheapest matching will do.
 JOINT = ("--blend", "joint", "--matcher", "sweep")
+AUTO = ("--blend", "auto")
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,18 @@ def by_inputs(name: str, options: Sequence[str], numbers: Sequence[int]) -> Iter
         yield Row(f"{name}, {number:,}", tuple(options), number)
 
 
+def made_up(**ways: Sequence[str]) -> Iterator[Row]:
+    """One row for each way, on inputs that are made up."""
+    for name, options in ways.items():
+        yield Row(f"{name}, synthetic", ("--synthetic", *options))
+
+
+def wider(*factors: str) -> Iterator[Row]:
+    """One row for each factor of the widths."""
+    for factor in factors:
+        yield from by_inputs(f"joint, {factor} times as wide", (*JOINT, "--width", factor), (1_000,))
+
+
 def pairs(narrow: Path) -> dict[str, Pair]:
     """The pairs by name."""
 
@@ -74,15 +87,24 @@ def pairs(narrow: Path) -> dict[str, Pair]:
         return PAIRS / f"{stem}-0{suffix}", PAIRS / f"{stem}-1{suffix}"
 
     vit = two("cifar10-vit")
-    auto = ("--blend", "auto")
+    average = ("--blend", "average")
     wide = tuple(by_inputs("joint", JOINT, (1_000,)))
-    images = (*by_inputs("refit", (), (1_000,)), *wide)
-    both = [("refit", ()), ("joint", JOINT), ("auto", auto)]
+    more = (*wider("1.25", "1.5", "2"), *by_inputs("auto", AUTO, (1_000,)))
+    images = (
+        *by_inputs("refit", average, (1_000,)),
+        *wide,
+        *made_up(refit=average, joint=JOINT, auto=AUTO),
+        *more,
+    )
+    both = [("refit", average), ("joint", JOINT), ("auto", AUTO)]
     return {
         "mnist": Pair(
             two("mnist-mlpnet", ".checkpoint"),
             "mlp",
-            tuple(r for name, options in both for r in by_inputs(name, options, (200, 2_000))),
+            (
+                *(r for name, options in both for r in by_inputs(name, options, (200, 2_000))),
+                *made_up(refit=average, joint=JOINT, auto=AUTO),
+            ),
         ),
         "vgg": Pair(
             two("cifar10-vgg11half"),
@@ -101,9 +123,10 @@ def pairs(narrow: Path) -> dict[str, Pair]:
                 Row("plain", ("--align", "none"), drawn=False),
                 Row("permuted", drawn=False),
                 Row("turned", TURNED, drawn=False),
-                *by_inputs("turned, refit", TURNED, (200, 1_000)),
-                Row("joint, synthetic", ("--synthetic", *JOINT)),
+                *by_inputs("turned, refit", (*TURNED, *average), (200, 1_000)),
+                *made_up(joint=JOINT, auto=AUTO),
                 *by_inputs("joint", JOINT, (200, 1_000)),
+                *more,
             ),
         ),
         "wide": Pair((narrow, vit[1]), f"{NETWORKS}:vit", wide),
