@@ -643,7 +643,8 @@ def test_documented_defaults_and_choices():
     for name, choices in requests.CHOICES.items():
         default = getattr(requests.Recipe, name, choices[0])
         values = ", ".join(f"`{choice}`" for choice in choices)
-        assert f"| `--{name}` | {values} (`{default}`) |" in text
+        flag = name.replace("_", "-")
+        assert f"| `--{flag}` | {values} (`{default}`" in text
 
 
 def test_completion_offers_choices(monkeypatch, capsys):

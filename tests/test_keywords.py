@@ -133,6 +133,7 @@ CASES = {
     "metric": choice("cosine"),
     "mass": choice("norm"),
     "solver": choice("sinkhorn"),
+    "epsilon_unit": choice("cost"),
     "residual": choice("identity"),
     "scale": choice("preserve"),
     "repair": choice("none"),

@@ -340,6 +340,10 @@ def test_sinkhorn_is_what_pot_finds() -> None:
     )
     found = solve(cost, a, solver=Solver.SINKHORN, epsilon=0.2).plan.dense()
     np.testing.assert_allclose(found, wanted, atol=1e-6)
+    absolute = solve(cost, a, solver=Solver.SINKHORN, epsilon=blur, absolute=True).plan.dense()
+    np.testing.assert_allclose(absolute, wanted, atol=1e-6)
+    tenfold = solve(10 * cost, a, solver=Solver.SINKHORN, epsilon=10 * blur, absolute=True)
+    np.testing.assert_allclose(tenfold.plan.dense(), wanted, atol=1e-6)
 
 
 def test_scaling_is_accelerated() -> None:

@@ -56,6 +56,7 @@ class LargeSpace:
             cost_NM,
             solver=Solver(self.recipe.solver),
             epsilon=self.recipe.epsilon,
+            absolute=self.recipe.epsilon_unit == "cost",
             tie_NM=lambda: self._cost(unit_norm=False),
         )
 

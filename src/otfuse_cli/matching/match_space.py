@@ -130,6 +130,7 @@ def solve_rows(rows: ProducerRows, recipe: Recipe) -> Solution:
         mass_M,
         solver=Solver(recipe.solver),
         epsilon=recipe.epsilon,
+        absolute=recipe.epsilon_unit == "cost",
         tie_NM=tie_NM,
     )
     # What is known by now about these rows need not be found once more.

@@ -48,6 +48,7 @@ class RecipeRecord(TypedDict, total=False):
     post_activations: bool
     solver: Annotated[str, _chosen("solver")]
     epsilon: Annotated[Number, promise(exclusiveMinimum=0)]
+    epsilon_unit: Annotated[str, _chosen("epsilon_unit")]
     residual: Annotated[str, _chosen("residual")]
     beta: Share
     scale: Annotated[str, _chosen("scale")]

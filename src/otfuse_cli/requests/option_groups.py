@@ -49,6 +49,7 @@ PAPER: Mapping[str, Any] = {
     "unit_norm": True,
     "mass": "uniform",
     "solver": "exact",
+    "epsilon_unit": "cost",
     "residual": "average",
     "beta": 0.5,
     "scale": "paper",
@@ -258,6 +259,7 @@ class MatchOptions(ComputeOptions):
     mass: str | None = unset(Recipe, "mass")
     solver: str | None = unset(Recipe, "solver")
     epsilon: float | None = unset(Recipe, "epsilon")
+    epsilon_unit: str | None = unset(Recipe, "epsilon_unit")
 
     def recipe(self) -> Recipe:
         """Given options over those of `--paper` over the defaults.

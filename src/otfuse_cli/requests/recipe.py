@@ -22,6 +22,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "metric": ("euclidean", "cosine", "correlation"),
     "mass": ("uniform", "norm", "importance"),
     "solver": ("exact", "sinkhorn"),
+    "epsilon_unit": ("deviation", "cost"),
     "residual": ("shared", "average", "identity", "orthogonal"),
     "scale": ("auto", "preserve", "balanced", "paper"),
     "repair": ("auto", "none"),
@@ -41,10 +42,11 @@ _SEEDS = 1 << 32
 class Recipe(Options):
     """Every option that shapes the result, resolved. Goes into the report as it is.
 
-    `epsilon` is in standard deviations of the centred cost. `scale` decides what maps between
-    different widths do: keep the function and be averaged by how many units stand for one
-    (`auto`), in full (`preserve`), or with both models' layers brought to one length (`balanced`);
-    or the paper's maps. `mass` `importance` is a unit's mean activation times its deviation.
+    `epsilon` is in standard deviations of the centred cost, or in its own units. `scale` decides
+    what maps between different widths do: keep the function and be averaged by how many units stand
+    for one (`auto`), in full (`preserve`), or with both models' layers brought to one length
+    (`balanced`); or the paper's maps. `mass` `importance` is a unit's mean activation times its
+    deviation.
 
     Raises:
         UsageError: A value outside its choices or range.
@@ -111,9 +113,17 @@ class Recipe(Options):
         panel=MATCHING,
         kind=float,
         metavar="E",
-        text="Regularisation of sinkhorn, in standard deviations of the cost.",
+        text="Regularisation of sinkhorn.",
         low=0,
         above=True,
+    )
+    epsilon_unit: str = choice(
+        "deviation",
+        "--epsilon-unit",
+        CHOICES["epsilon_unit"],
+        panel=MATCHING,
+        text="What --epsilon counts: standard deviations of the cost, the same in every layer, or "
+        "the cost itself (as --paper does).",
     )
     residual: str = choice(
         "shared",

@@ -65,6 +65,7 @@ def solve(
     *,
     solver: Solver = Solver.EXACT,
     epsilon: float = 0.05,
+    absolute: bool = False,
     tie_NM: Tie | None = None,
 ) -> Solution:
     """Solve a discrete transport problem (the paper's section 3, Eq. 1), and check the result.
@@ -79,6 +80,7 @@ def solve(
         mass_M: Anchor masses, likewise.
         solver: Exact or Sinkhorn (log domain).
         epsilon: Entropy, in standard deviations of the cost with row and column means removed.
+        absolute: In the cost's own units instead.
         tie_NM: Secondary cost, or a function that computes it, consulted only among exactly equal
             plans.
 
@@ -96,7 +98,7 @@ def solve(
     if not (epsilon > 0 and math.isfinite(epsilon)):
         raise UsageError("--epsilon must be a positive number", where=f"--epsilon {epsilon}")
     if solver is not Solver.EXACT:
-        plan, name = _entropic(cost_NM, a_N, b_M, epsilon), solver.value
+        plan, name = _entropic(cost_NM, a_N, b_M, epsilon, absolute), solver.value
     elif n == m and _is_uniform(a_N) and _is_uniform(b_M):
         plan, name = _assignment(cost_NM, tie_NM), "assignment"
     else:
@@ -234,7 +236,7 @@ def _simplex(cost: Array, a: Array, b: Array) -> tuple[Array, Array]:
     return flow, (gap <= 10 * TIGHT * max(1.0, float(cost.max()))) | (flow > 0)
 
 
-def _entropic(cost_NM: Tensor, a_N: Tensor, b_M: Tensor, epsilon: float) -> Plan:
+def _entropic(cost_NM: Tensor, a_N: Tensor, b_M: Tensor, epsilon: float, absolute: bool) -> Plan:
     """The Sinkhorn plan, on the cost's device in float64."""
     rows, cols = a_N.nonzero().flatten(), b_M.nonzero().flatten()
     device = cost_NM.device
@@ -244,7 +246,7 @@ def _entropic(cost_NM: Tensor, a_N: Tensor, b_M: Tensor, epsilon: float) -> Plan
     centred -= centred.mean(0)
     # A cost without spread leaves nothing to blur; any epsilon gives its plan.
     spread = float(centred.square().mean().sqrt())
-    blur = epsilon * (spread if spread > 1e-12 else 1.0)
+    blur = epsilon / peak if absolute else epsilon * (spread if spread > 1e-12 else 1.0)
     a, b = a_N[rows].to(device), b_M[cols].to(device)
     result = scale(centred, a, b, epsilon=blur)
     finite = bool(torch.isfinite(result.plan_NM.sum()))

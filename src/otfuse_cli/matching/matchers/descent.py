@@ -168,7 +168,14 @@ def _best(benefit_NM: torch.Tensor, old: Map, recipe: Recipe, proved: bool) -> t
         return maximise(benefit_NM, proved=proved), 0.0
     plan = plan_of(old)
     solver = Solver.SINKHORN if recipe.solver == "sinkhorn" else Solver.EXACT
-    solution = solve(-benefit_NM, plan.mass_N, plan.mass_M, solver=solver, epsilon=recipe.epsilon)
+    solution = solve(
+        -benefit_NM,
+        plan.mass_N,
+        plan.mass_M,
+        solver=solver,
+        epsilon=recipe.epsilon,
+        absolute=recipe.epsilon_unit == "cost",
+    )
     return solution.plan, solution.marginal_error
 
 
