@@ -68,16 +68,17 @@ def by_inputs(name: str, options: Sequence[str], numbers: Sequence[int]) -> Iter
         yield Row(f"{name}, {number:,}", tuple(options), number)
 
 
-def made_up(**ways: Sequence[str]) -> Iterator[Row]:
+def made_up(*more: str, **ways: Sequence[str]) -> Iterator[Row]:
     """One row for each way, on inputs that are made up."""
     for name, options in ways.items():
-        yield Row(f"{name}, synthetic", ("--synthetic", *options))
+        yield Row(f"{name}, synthetic", ("--synthetic", *more, *options))
 
 
 def wider(*factors: str) -> Iterator[Row]:
     """One row for each factor of the widths."""
     for factor in factors:
-        yield from by_inputs(f"joint, {factor} times as wide", (*JOINT, "--width", factor), (1_000,))
+        options = (*JOINT, "--width", factor)
+        yield from by_inputs(f"joint, {factor} times as wide", options, (1_000,))
 
 
 def pairs(narrow: Path) -> dict[str, Pair]:
@@ -103,7 +104,7 @@ def pairs(narrow: Path) -> dict[str, Pair]:
             "mlp",
             (
                 *(r for name, options in both for r in by_inputs(name, options, (200, 2_000))),
-                *made_up(refit=average, joint=JOINT, auto=AUTO),
+                *made_up("--input-shape", "1,28,28", refit=average, joint=JOINT, auto=AUTO),
             ),
         ),
         "vgg": Pair(

@@ -112,6 +112,7 @@ CASES = {
     "steps": NUMBER,
     "synthetic_steps": NUMBER,
     "passes": NUMBER,
+    "iterate": NUMBER,
     "seed": NUMBER,
     "device": ("cpu", ["cpu", torch.device("cpu")]),
     "dtype": ("float16", ["float16", torch.float16, np.float16, np.dtype("float16")]),

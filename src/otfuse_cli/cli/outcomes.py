@@ -69,6 +69,15 @@ def candidates(report: Report) -> Table:
     return table
 
 
+def rounds(report: Report) -> Table:
+    """What realigning all models to their mean did."""
+    table = new_table("round", "spread", "moved")
+    for record in report.rounds:
+        moved = "" if record.moved is None else f"{record.moved:.0%}"
+        table.add_row(str(record.round), number(record.spread), moved)
+    return table
+
+
 def steps(report: Report) -> Table:
     """What the fused model was worth on the inputs, step by step."""
     names = {s.name: s for s in report.yardsticks}

@@ -229,13 +229,8 @@ def _print_report(report: Report, view: Display) -> None:
     if report.graph is not None and (view.graph or view.verbose):
         for title, table in tables.graph(report):
             sheet.table(title, table)
-    compared = len(report.candidates) > len({c.source for c in report.candidates})
-    if compared or (report.candidates and view.verbose):
-        sheet.table("Candidates", outcomes.candidates(report))
+    _print_search(sheet, report, view)
     _print_sizes(sheet, report, view)
-    for record in report.depth:
-        what = f"checkpoint {record.source} stand for the anchor's, by linear CKA"
-        sheet.table(f"Layers of {what}", comparisons.depth_table(record))
     if report.steps:
         teacher = "the whole network" if report.command == "prune" else "the parents' ensemble"
         sheet.table(f"Steps, by agreement with {teacher}", outcomes.steps(report))
@@ -260,6 +255,18 @@ def _print_costs(sheet: _Sheet, report: Report, view: Display, look: Look) -> No
         sheet.table(tables.cost_title("Layers", look), tables.layer_table(report, look))
     if report.pairs:
         sheet.table("All pairs: OT cost of row to column", comparisons.pairs(report))
+
+
+def _print_search(sheet: _Sheet, report: Report, view: Display) -> None:
+    """How maps were found: candidates, rounds, and what stands for what in other depths."""
+    compared = len(report.candidates) > len({c.source for c in report.candidates})
+    if compared or (report.candidates and view.verbose):
+        sheet.table("Candidates", outcomes.candidates(report))
+    if report.rounds:
+        sheet.table("Rounds", outcomes.rounds(report))
+    for record in report.depth:
+        what = f"checkpoint {record.source} stand for the anchor's, by linear CKA"
+        sheet.table(f"Layers of {what}", comparisons.depth_table(record))
 
 
 def _lists_tensors(report: Report, view: Display) -> bool:

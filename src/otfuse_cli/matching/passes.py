@@ -17,14 +17,18 @@ from ..report.records import Candidate
 from ..requests.recipe import Recipe
 from ..runtime import Runtime
 from ..transport.maps import plan_of
+from .activations import Activations
 from .alignment import Alignment
 from .alignment_costs import measure
 from .apply import transport
 from .match import scale_maps
-from .matchers.descent import descend
+from .matchers.descent import Found, descend
 from .matchers.sweep import Match, sweep
 from .models import Model
 from .similarity import Similarity
+
+# A model, its maps (None: in place) and its weight.
+Member = tuple[Model, Alignment | None, float]
 
 
 @dataclass(frozen=True)
@@ -32,16 +36,20 @@ class Mean(Model):
     """The weighted mean of aligned models, read tensor by tensor, in the anchor's graph.
 
     Attributes:
-        members: Model, its maps (None: in place) and its weight.
+        members: What it is the mean of, weights above 0.
     """
 
-    members: tuple[tuple[Model, Alignment | None, float], ...] = field(default=())
+    members: tuple[Member, ...] = field(default=())
+
+    def stored(self, name: str) -> torch.Tensor:
+        """The mean of one tensor: no file has it."""
+        return self.read(name)
 
     def read(self, name: str) -> torch.Tensor:
         """The mean of one tensor, float32 or float64."""
         total = sum(weight for _, _, weight in self.members)
         mean: torch.Tensor | None = None
-        before = Model.read(self, name)
+        before = self.widened(Model.stored(self, name))
         for model, alignment, weight in self.members:
             tensor = model.read(name)
             if alignment is not None and tensor.is_floating_point():
@@ -50,6 +58,35 @@ class Mean(Model):
             mean = term if mean is None else mean + term
         assert mean is not None
         return mean
+
+
+def mean_of(members: Sequence[Member], anchor: Model, recipe: Recipe) -> Mean:
+    """The mean of the members that have a weight, in the anchor's graph.
+
+    Where units are matched by what they do on inputs, those of the mean do the mean of what those
+    of the members do, place by place.
+    """
+    counted = tuple(member for member in members if member[2] > 0)
+    seen = {}
+    if recipe.align == "acts":
+        seen = {space: _mean_observed(space, counted) for space in anchor.observed}
+    return Mean(anchor.index, anchor.checkpoint, anchor.graph, anchor.device, seen, members=counted)
+
+
+def _mean_observed(space: str, members: Sequence[Member]) -> tuple[Activations, ...]:
+    total = sum(weight for _, _, weight in members)
+    means: list[Activations] = []
+    for places in zip(*(model.observed[space] for model, _, _ in members), strict=True):
+        features_NF: torch.Tensor | None = None
+        for place, (_, alignment, weight) in zip(places, members, strict=True):
+            term = place.features_NF
+            if alignment is not None and space in alignment.maps:
+                term = alignment.maps[space].produce(term, 0)
+            term = term * (weight / total)
+            features_NF = term if features_NF is None else features_NF + term
+        assert features_NF is not None
+        means.append(Activations(places[0].layer, places[0].weight, features_NF))
+    return tuple(means)
 
 
 def realign(
@@ -80,59 +117,56 @@ def realign(
     improved = list(matches)
     if len(sources) < 2 or recipe.align == "none":
         return improved
-    maps = [replace(m.alignment, scales={}, shares={}) for m in improved]
+    maps = [unscaled(match) for match in improved]
     extra: list[list[Candidate]] = [[] for _ in sources]
     for number in range(2, recipe.passes + 1):
         moved = False
         for at, source in enumerate(sources):
-            others: list[tuple[Model, Alignment | None, float]]
-            others = [(anchor, None, weights[anchor.index])]
+            others: list[Member] = [(anchor, None, weights[anchor.index])]
             others += [(m, maps[k], weights[m.index]) for k, m in enumerate(sources) if k != at]
-            target = Mean(
-                anchor.index,
-                anchor.checkpoint,
-                anchor.graph,
-                anchor.device,
-                members=tuple(o for o in others if o[2] > 0),
-            )
-            again, candidate = _again(source, target, maps[at], recipe, runtime, number)
-            moved |= not _same(again, maps[at])
-            maps[at] = again
-            extra[at].append(candidate)
+            target = mean_of(others, anchor, recipe)
+            found = again(source, target, maps[at], recipe, runtime, number)
+            value, flop = found.objective, found.flop
+            moved |= not same_maps(found.alignment, maps[at])
+            maps[at] = found.alignment
+            extra[at].append(Candidate(f"pass {number}", source.index, value, None, flop, False))
         if not moved:
             break
     for at, source in enumerate(sources):
-        if extra[at] and not _same(maps[at], replace(improved[at].alignment, scales={}, shares={})):
-            spaces, layers = measure(source, anchor, maps[at], recipe, {})
-            alignment = scale_maps(source, anchor, maps[at], recipe)
+        if extra[at] and not same_maps(maps[at], unscaled(improved[at])):
             before = tuple(c.replace(chosen=False) for c in improved[at].candidates)
             extra[at][-1] = extra[at][-1].replace(chosen=True)
-            improved[at] = replace(
-                improved[at],
-                alignment=alignment,
-                spaces=spaces,
-                layers=layers,
-                candidates=before,
-            )
+            moved_match = replace(improved[at], candidates=before)
+            improved[at] = with_maps(moved_match, source, anchor, maps[at], recipe)
         improved[at] = replace(improved[at], candidates=(*improved[at].candidates, *extra[at]))
     return improved
 
 
-def _again(
+def again(
     source: Model, target: Mean, maps: Alignment, recipe: Recipe, runtime: Runtime, number: int
-) -> tuple[Alignment, Candidate]:
+) -> Found:
+    """A source matched to a mean: swept anew (`--matcher sweep`), or by descent from its maps."""
     work = Similarity(source, target, paper_scale=recipe.scale == "paper")
     if recipe.matcher == "sweep":
         swept = sweep(source, target, recipe, runtime)
-        again, flop, value = swept.alignment, swept.flop, work.objective(swept.alignment)
-    else:
-        generator = runtime.generator(1000 * source.index + 100 * number)
-        better = descend(work, maps, recipe, generator)
-        again, flop, value = better.alignment, better.flop, better.objective
-    return again, Candidate(f"pass {number}", source.index, value, None, flop, False)
+        return Found(swept.alignment, work.objective(swept.alignment), swept.flop)
+    generator = runtime.generator(1000 * source.index + 100 * number)
+    return descend(work, maps, recipe, generator)
 
 
-def _same(one: Alignment, other: Alignment) -> bool:
+def unscaled(match: Match) -> Alignment:
+    """Its maps, without what `--scale` adds."""
+    return replace(match.alignment, scales={}, shares={})
+
+
+def with_maps(match: Match, source: Model, anchor: Model, maps: Alignment, recipe: Recipe) -> Match:
+    """A match with other maps, measured and scaled."""
+    spaces, layers = measure(source, anchor, maps, recipe, {})
+    alignment = scale_maps(source, anchor, maps, recipe)
+    return replace(match, alignment=alignment, spaces=spaces, layers=layers)
+
+
+def same_maps(one: Alignment, other: Alignment) -> bool:
     """Whether two alignments have the same maps."""
     if one is other:
         return True

@@ -284,6 +284,18 @@ class DepthPair(Record, frozen=True):
     cka: Share
 
 
+class RoundRecord(Record, frozen=True):
+    """A round of `--iterate`; 0 is how models were aligned before the first.
+
+    `spread`: what the aligned models lack on their mean, the sum over matched tensors of
+    `w |aligned - mean|^2`. `moved`: units that got another place, of all units of all models.
+    """
+
+    round: Count
+    spread: Amount
+    moved: Share | None
+
+
 class DepthRecord(Record, frozen=True):
     """What of a source of another depth stands for what of the anchor.
 
@@ -345,6 +357,7 @@ class Report(Record, frozen=True, forbid_unknown_fields=False, tag_field="schema
     steps: tuple[StepRecord, ...] = ()
     refits: tuple[RefitRecord, ...] = ()
     depth: tuple[DepthRecord, ...] = ()
+    rounds: tuple[RoundRecord, ...] = ()
     pruning: Pruning | None = None
     widened: Widened | None = None
     evaluation: Evaluation | None = None

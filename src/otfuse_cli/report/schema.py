@@ -40,6 +40,7 @@ class RecipeRecord(TypedDict, total=False):
     align: Annotated[str, _chosen("align")]
     matcher: Annotated[str, _chosen("matcher")]
     passes: Positive
+    iterate: Annotated[int, promise(minimum=0)]
     effort: Annotated[Number, promise(exclusiveMinimum=0)]
     repair: Annotated[str, _chosen("repair")]
     metric: Annotated[str, _chosen("metric")]

@@ -54,6 +54,7 @@ PAPER: Mapping[str, Any] = {
     "beta": 0.5,
     "scale": "paper",
     "passes": 1,
+    "iterate": 0,
     "repair": "none",
 }
 
@@ -253,6 +254,7 @@ class MatchOptions(ComputeOptions):
     scale: str | None = unset(Recipe, "scale")
     matcher: str | None = unset(Recipe, "matcher")
     passes: int | None = unset(Recipe, "passes")
+    iterate: int | None = unset(Recipe, "iterate")
     effort: float | None = unset(Recipe, "effort")
     metric: str | None = unset(Recipe, "metric")
     unit_norm: bool | None = unset(Recipe, "unit_norm")

@@ -161,6 +161,16 @@ class Recipe(Options):
         text="From the second pass on, align each source to the mean of the other models.",
         low=1,
     )
+    iterate: int = option(
+        0,
+        "--iterate",
+        panel=MATCHING,
+        kind=int,
+        metavar="N",
+        text="Rounds in which all models, the anchor too, are realigned to their present mean; "
+        "fewer where nothing moves.",
+        low=0,
+    )
     repair: str = choice(
         "auto",
         "--repair",

@@ -18,12 +18,13 @@ from ..fusion.repair import Repair, plan_repair
 from ..fusion.selection import Selection
 from ..graph.analysis.streams import PostNorm
 from ..matching.alignment import Alignment
+from ..matching.barycenter import iterate
 from ..matching.match import only_merge_turns
 from ..matching.matchers.searches import DESCENT
 from ..matching.matchers.sweep import DifferentHeads, Match
 from ..matching.models import Model
 from ..matching.passes import realign
-from ..report.records import Checks, DepthRecord, FileRecord, Report
+from ..report.records import Checks, DepthRecord, FileRecord, Report, RoundRecord
 from ..requests.recipe import Recipe
 from ..runtime import Progress, Runtime, Stopwatch, cores, peak_rss_bytes, resolve_device
 from .architectures import arch_of_each
@@ -96,6 +97,7 @@ class _Fusion:
         turned: The parents turned onto the anchor, for streams that are.
         bench: The parents running on the inputs; None without inputs.
         depth: What of sources of other depths stands for what of the anchor.
+        rounds: What realigning to the mean did.
         wide: The network to fuse into, where that is no model's.
         side_by_side: All models as one, where nothing has to be left out.
         matches: Of the sources that count.
@@ -118,6 +120,7 @@ class _Fusion:
     turned: Turned | None = None
     bench: Bench | None = None
     depth: tuple[DepthRecord, ...] = ()
+    rounds: tuple[RoundRecord, ...] = ()
     wide: Wide | None = None
     side_by_side: dict[str, Tensor] | None = None
     matches: Sequence[Match] = ()
@@ -271,14 +274,16 @@ class _Fusion:
             self.bench = add_network(self.bench, self.parents)
 
     def match(self) -> None:
-        """Match every source to the anchor, and go on for as many passes as were asked for."""
+        """Match every source to the anchor, then for as many passes and rounds as are asked for."""
         if self.wide is not None or self.parents.other_depth:
             self.matched = False
             self.matches = [Match(Alignment({}), (), ()) for _ in self.sources]
             return
         matches = [self._match(source) for source in self.sources]
         anchor, weights = self.parents.anchor, self.plan.weights
-        self.matches = realign(self.sources, matches, anchor, weights, self.recipe, self.runtime)
+        how = anchor, weights, self.recipe, self.runtime
+        self.matches = realign(self.sources, matches, *how)
+        self.matches, self.rounds = iterate(self.sources, self.matches, *how)
 
     def _match(self, source: Model) -> Match:
         plan = self.plan
@@ -383,6 +388,7 @@ class _Fusion:
             steps=better.steps if better is not None else (),
             refits=better.refits if better is not None else (),
             depth=self.depth,
+            rounds=self.rounds,
             widened=self.wide.record() if self.wide is not None else None,
         )
 
