@@ -19,7 +19,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 StateDict = Mapping[str, torch.Tensor]
+# Logits (models, batch, 10) and which examples they are of (models, batch) to the loss's slope by
+# the logits, of each example.
+Slope = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+AfterEpoch = Callable[[int, "list[dict[str, torch.Tensor]]"], None]
 
 MLPNET = (400, 200, 100)
 
@@ -144,19 +148,30 @@ def _name(recipe: Recipe, student: Student) -> str:
     return f"mlp-{hidden}-start{student.start}-order{student.order}-{mark[:12]}.safetensors"
 
 
-def fit(recipe: Recipe, group: Sequence[Student], train: Split) -> list[dict[str, torch.Tensor]]:
+def fit(
+    recipe: Recipe,
+    group: Sequence[Student],
+    train: Split,
+    *,
+    begin: Sequence[StateDict] | None = None,
+    slope: Slope | None = None,
+    after_epoch: AfterEpoch | None = None,
+) -> list[dict[str, torch.Tensor]]:
     """Train networks that have equally many examples, together.
 
     Gradients are written out: momentum takes them in the product that makes them, which spares
     two passes over the weights per step, a fifth of the time.
+
+    Args:
+        recipe: Widths and SGD.
+        group: The networks.
+        train: Examples.
+        begin: What they start from instead of what their seeds draw.
+        slope: Of the loss; that of the cross entropy by default.
+        after_epoch: Is told the epoch, counted from 1, and the networks after it.
     """
-    widths = (train.images.shape[1], *recipe.hidden, 10)
-    shapes = list(itertools.pairwise(widths))
-    starts = [torch.Generator().manual_seed(s.start) for s in group]
-    weights = [
-        torch.stack([torch.empty(i, o).uniform_(-1, 1, generator=g) for g in starts]) / math.sqrt(i)
-        for i, o in shapes
-    ]
+    weights = _starts(recipe, group, train) if begin is None else _stacked(begin)
+    slope = slope or cross_entropy(train)
     momenta = [torch.zeros_like(w_GIO) for w_GIO in weights]
     orders = [torch.Generator().manual_seed(1_000_003 + s.order) for s in group]
     every = torch.arange(len(train.labels))
@@ -164,18 +179,49 @@ def fit(recipe: Recipe, group: Sequence[Student], train: Split) -> list[dict[str
     size = len(parts[0])
     steps, step = recipe.epochs * math.ceil(size / recipe.batch), 0
     with torch.inference_mode():
-        for _ in range(recipe.epochs):
+        for epoch in range(1, recipe.epochs + 1):
             shuffled = [
                 p[torch.randperm(size, generator=g)] for p, g in zip(parts, orders, strict=True)
             ]
             for index_GB in torch.stack(shuffled).split(recipe.batch, dim=1):
-                x, y = train.images[index_GB], train.labels[index_GB]
                 rate = recipe.rate * (1 - step / steps if recipe.decay else 1)
-                _step(weights, momenta, x, y, rate, recipe.momentum)
+                _step(weights, momenta, train.images[index_GB], index_GB, slope, rate, recipe)
                 step += 1
+            if after_epoch is not None:
+                after_epoch(epoch, _apart(weights))
+    return _apart(weights)
+
+
+def cross_entropy(train: Split) -> Slope:
+    """Of the labels."""
+
+    def slope(logits_GBO: torch.Tensor, index_GB: torch.Tensor) -> torch.Tensor:
+        found = logits_GBO.softmax(-1)
+        labels_GB1 = train.labels[index_GB][..., None]
+        return found.scatter_add_(-1, labels_GB1, torch.full_like(found[..., :1], -1.0))
+
+    return slope
+
+
+def _starts(recipe: Recipe, group: Sequence[Student], train: Split) -> list[torch.Tensor]:
+    """PyTorch's initial weights, drawn by each network's seed: (models, inputs, outputs)."""
+    shapes = itertools.pairwise((train.images.shape[1], *recipe.hidden, 10))
+    drawn = [torch.Generator().manual_seed(s.start) for s in group]
+    return [
+        torch.stack([torch.empty(i, o).uniform_(-1, 1, generator=g) for g in drawn]) / math.sqrt(i)
+        for i, o in shapes
+    ]
+
+
+def _stacked(networks: Sequence[StateDict]) -> list[torch.Tensor]:
+    layers = range(1, len(networks[0]) + 1)
+    return [torch.stack([n[f"fc{at}.weight"].T.contiguous() for n in networks]) for at in layers]
+
+
+def _apart(weights: Sequence[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
     return [
         {f"fc{at}.weight": w[g].T.contiguous().clone() for at, w in enumerate(weights, start=1)}
-        for g in range(len(group))
+        for g in range(len(weights[0]))
     ]
 
 
@@ -183,19 +229,19 @@ def _step(
     weights: list[torch.Tensor],
     momenta: list[torch.Tensor],
     x_GBI: torch.Tensor,
-    y_GB: torch.Tensor,
+    index_GB: torch.Tensor,
+    slope_of: Slope,
     rate: float,
-    momentum: float,
+    recipe: Recipe,
 ) -> None:
-    """One step of SGD on the mean cross entropy of each network's batch."""
+    """One step of SGD on the mean loss of each network's batch."""
     inputs = [x_GBI]
     for w_GIO in weights[:-1]:
         inputs.append(torch.bmm(inputs[-1], w_GIO).relu_())
-    slope = torch.bmm(inputs[-1], weights[-1]).softmax(-1)  # of the loss by the logits, times B
-    slope.scatter_add_(-1, y_GB[..., None], torch.full_like(slope[..., :1], -1.0))
-    slope /= y_GB.shape[1]
+    slope = slope_of(torch.bmm(inputs[-1], weights[-1]), index_GB)
+    slope /= index_GB.shape[1]
     for at in reversed(range(len(weights))):
-        momenta[at].baddbmm_(inputs[at].mT, slope, beta=momentum)
+        momenta[at].baddbmm_(inputs[at].mT, slope, beta=recipe.momentum)
         if at:
             slope = torch.bmm(slope, weights[at].mT).mul_(inputs[at] > 0)
         weights[at].sub_(momenta[at], alpha=rate)

@@ -1,7 +1,7 @@
 """One-shot skill transfer (the paper, sections 5.1, S5, S6): test accuracy along w_B.
 
     python examples/skill_transfer/run.py [--seeds 5] [--settings 4-10,6-5] [--starts same,...]
-        [--methods vanilla,paper,default,refit,joint]
+        [--methods vanilla,paper,acts,default,refit,joint]
 
 A knows a digit that B has never seen, and some percent of the rest; B has the others of the rest.
 Writes results.json, a plot per setting and the tables of README.md into --out (default: this
@@ -12,8 +12,9 @@ Matching does not depend on w_B. So where widths are equal each A is aligned onc
 --weights ...`: the same bits as a merge from the start. Of four models, B, C and D are aligned to A
 in the same way.
 
-With inputs, 400 of A's own training images without their labels: `refit` fits the averages to the
-mean of A and B, `joint` is `--blend joint`. What results.json has of other methods is kept.
+With inputs, 400 of A's own training images without their labels: `acts` is `--paper --align acts`,
+the paper's own curve; `refit` fits the averages to the mean of A and B, `joint` is `--blend joint`.
+What results.json has of other methods is kept.
 """
 
 from __future__ import annotations
@@ -43,11 +44,16 @@ METHODS: Mapping[str, tuple[Mapping[str, Any] | None, str]] = {
     "paper": ({"paper": True}, "none"),
     "default": ({}, "auto"),
 }
+# The same where units are matched by what they do on inputs.
+BY_ACTIVATIONS: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "acts": ({"paper": True, "align": "acts"}, "none"),
+}
 # With inputs; where widths are equal the refit starts from A as `default` aligns it.
 WITH_INPUTS: Mapping[str, Mapping[str, Any]] = {
     "refit": {"matcher": "descent"},
     "joint": {"matcher": "sweep", "blend": "joint"},  # the matcher counts for nothing here
 }
+EVERY = ("vanilla", "paper", "acts", "default", "refit", "joint")
 PROPORTIONS = (
     (0.7, 0.1, 0.2, 0.1),
     (0.6, 0.1, 0.2, 0.1),
@@ -62,7 +68,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5, help="how many (default 5)")
     parser.add_argument("--settings", default="4-10,6-5", help="DIGIT-PERCENT,... of A's data")
     parser.add_argument("--starts", default="same,different,narrow", help="of A; some of these")
-    every = ",".join([*METHODS, *WITH_INPUTS])
+    every = ",".join(EVERY)
     parser.add_argument("--methods", default=every, help="curves to measure (%(default)s)")
     parser.add_argument("--skip-four", action="store_true", help="without the four-model variant")
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the results")
@@ -119,7 +125,7 @@ def keep(entries: list[dict[str, Any]], entry: dict[str, Any]) -> None:
     for at, old in enumerate(entries):
         if all(old[name] == entry[name] for name in case):
             curves = {**old["curves"], **entry["curves"]}
-            entry["curves"] = {n: curves[n] for n in (*METHODS, *WITH_INPUTS) if n in curves}
+            entry["curves"] = {n: curves[n] for n in EVERY if n in curves}
             entries[at] = entry
             return
     entries.append(entry)
@@ -152,6 +158,12 @@ def measure(
             curves = [
                 curve_with(a, b, name, x, test) for (a, b), x in zip(parents, inputs, strict=True)
             ]
+        elif name in BY_ACTIVATIONS:
+            how, repair = BY_ACTIVATIONS[name]
+            curves = [
+                curve(a, b, {**how, **seen(x)}, repair, test)
+                for (a, b), x in zip(parents, inputs, strict=True)
+            ]
         elif name != "vanilla" or same_shape(*parents[0]):
             curves = [curve(a, b, *METHODS[name], test) for a, b in parents]
         else:
@@ -168,12 +180,17 @@ def curve_with(
     if name == "refit" and same_shape(a, b):
         a = align(a, b, {})
         options = {"align": "none", "repair": "auto", "refit": True}
-    options |= {"arch": "mlp", "samples": {"x": inputs}, "num_samples": INPUTS}
+    options |= seen(inputs)
     inner = [
         accuracy(otfuse_cli.merge(a, b, weights=(1 - w, w), **options)[0], test)
         for w in SHARES_OF_B[1:-1]
     ]
     return [accuracy(a, test), *inner, accuracy(b, test)]
+
+
+def seen(inputs: torch.Tensor) -> dict[str, Any]:
+    """Options that give a fusion these inputs."""
+    return {"arch": "mlp", "samples": {"x": inputs}, "num_samples": INPUTS}
 
 
 def curve(

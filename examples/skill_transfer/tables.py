@@ -16,6 +16,7 @@ STARTS = {
 COLOURS = {
     "vanilla": "tab:gray",
     "paper": "tab:orange",
+    "acts": "tab:pink",
     "default": "tab:purple",
     "refit": "tab:green",
     "joint": "tab:red",
@@ -23,6 +24,7 @@ COLOURS = {
 NAMES = {
     "vanilla": "plain average",
     "paper": "--paper",
+    "acts": "--paper --align acts, 400 inputs",
     "default": "default",
     "refit": "refit, 400 inputs",
     "joint": "joint, 400 inputs",
@@ -45,8 +47,8 @@ def pair_table(entries: Sequence[dict[str, Any]]) -> str:
     """Means over seeds: A, B, and the best along w_B for each method (in brackets: that w_B)."""
     lines = [
         "| digit, A's share of the rest | | A | B | plain average, best | `--paper`, best "
-        "| default, best | refit, best | joint, best |",
-        "|---" * 9 + "|",
+        "| `--paper --align acts`, best | default, best | refit, best | joint, best |",
+        "|---" * 10 + "|",
     ]
     for entry in entries:
         cells = [f"{entry['digit']}, {entry['percent']} %", STARTS[entry["start"]]]

@@ -1,0 +1,73 @@
+"""The MNIST networks of the paper's tables, and the ways they are fused in."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import evaluate
+import torch
+from mnist import MLPNET, Recipe, Split, StateDict, Student, accuracy, load, students
+
+import otfuse_cli
+
+PAIR = [evaluate.SHARED / "checkpoints" / f"mnist-mlpnet-{at}.checkpoint" for at in (0, 1)]
+# Ways to fuse, with what `otfuse merge` takes: those with `inputs` are given as many.
+WAYS: Mapping[str, Mapping[str, Any]] = {
+    "plain": {"align": "none"},
+    "--paper": {"paper": True},
+    "--paper, activations": {"paper": True, "align": "acts", "inputs": 200},
+    "default": {},
+    "refit": {"blend": "average", "inputs": 200},
+    "joint": {"blend": "joint", "matcher": "sweep", "inputs": 200},
+}
+
+
+@dataclass(frozen=True)
+class Laboratory:
+    """Data, the cache of trained networks, and how much is done (`quick`)."""
+
+    given: argparse.Namespace
+    quick: bool
+
+    @cached_property
+    def train(self) -> Split:
+        """Training images."""
+        return load(self.given.data, "train")
+
+    @cached_property
+    def test(self) -> Split:
+        """Test images."""
+        return load(self.given.data, "test")
+
+    @cached_property
+    def pair(self) -> list[dict[str, torch.Tensor]]:
+        """The paper's pair: 97.72 and 97.75."""
+        return [evaluate.load(path) for path in PAIR]
+
+    @property
+    def seeds(self) -> range:
+        """As many as the paper's tables have, or three."""
+        return range(3 if self.quick else 5)
+
+    def mlps(self, count: int, recipe: Recipe | None = None) -> list[dict[str, torch.Tensor]]:
+        """Networks trained as in the paper (S1.1), seeds 0 and on."""
+        wanted = [Student(seed, seed) for seed in range(count)]
+        return students(recipe or Recipe(MLPNET), wanted, self.given.data, self.given.cache)
+
+    def score(self, network: StateDict) -> float:
+        """Percent of the test images."""
+        return accuracy(network, self.test)
+
+    def fused(
+        self, parents: Sequence[StateDict], way: Mapping[str, Any], *, seed: int = 0, **more: Any
+    ) -> dict[str, torch.Tensor]:
+        """Parents fused in one way; inputs are training images that the seed draws."""
+        options = {**way, **more}
+        number = options.pop("inputs", None)
+        if number is not None:
+            options |= {"arch": "mlp", "samples": {"x": self.train.images}, "num_samples": number}
+        return otfuse_cli.merge(*parents, seed=seed, **options)[0]
