@@ -98,6 +98,7 @@ def test_every_row_has_a_recipe_of_its_own_and_an_item_on_the_page(tmp_path):
     run, laboratory = example("run", PAPER), example("laboratory", PAPER)
     for quick in (True, False):
         lab = laboratory.Laboratory(run.mnist.options("").parse_args([]), quick=quick)
-        every = [*run.one_shot.jobs(lab), *run.finetune.jobs(lab), *run.distil.jobs(lab)]
+        every = [*run.one_shot.jobs(lab), *run.skill.jobs(lab)]
+        every += [*run.finetune.jobs(lab), *run.distil.jobs(lab)]
         assert len({job.key for job in every}) == len(every)
         assert {job.item for job in every} == set(run.ITEMS)

@@ -63,11 +63,18 @@ class Laboratory:
         return accuracy(network, self.test)
 
     def fused(
-        self, parents: Sequence[StateDict], way: Mapping[str, Any], *, seed: int = 0, **more: Any
+        self,
+        parents: Sequence[StateDict],
+        way: Mapping[str, Any],
+        *,
+        seed: int = 0,
+        images: torch.Tensor | None = None,
+        **more: Any,
     ) -> dict[str, torch.Tensor]:
-        """Parents fused in one way; inputs are training images that the seed draws."""
+        """Parents fused in one way; inputs are images, of the training set, that the seed draws."""
         options = {**way, **more}
         number = options.pop("inputs", None)
         if number is not None:
-            options |= {"arch": "mlp", "samples": {"x": self.train.images}, "num_samples": number}
+            seen = self.train.images if images is None else images
+            options |= {"arch": "mlp", "samples": {"x": seen}, "num_samples": number}
         return otfuse_cli.merge(*parents, seed=seed, **options)[0]

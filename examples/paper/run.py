@@ -22,6 +22,7 @@ import distil  # noqa: E402
 import finetune  # noqa: E402
 import mnist  # noqa: E402
 import one_shot  # noqa: E402
+import skill  # noqa: E402
 from jobs import Results, run  # noqa: E402
 from laboratory import Laboratory  # noqa: E402
 from page import Item, written  # noqa: E402
@@ -43,6 +44,12 @@ ITEMS = {
     "S2.3 exact": Item("exact transport", f"{ACTS} --num-samples M"),
     "S1.2": Item("what is compared, and the masses", f"{ACTS} --num-samples 200 OPTION"),
     "N models": Item("more than two", "otfuse merge A B C ... -o fused.pt"),
+    "S5.3": Item(
+        "A and B know all digits; best over w", "otfuse merge A B -o F --weights W,V OPTION"
+    ),
+    "S6": Item(
+        "four models, A alone knows digit 4", "otfuse merge A B C D -o F --anchor first OPTION"
+    ),
     "S3": Item("training on", "python examples/paper/run.py --only S3"),
     "S10 ratio 2": Item(
         "distillation into half the widths", "python examples/paper/run.py --only S10"
@@ -56,7 +63,9 @@ HEAD = """# The paper's tables
 Test accuracies in % on MNIST, mean and deviation over three seeds where there are several. Columns
 named `paper:` are its own figures (Singh and Jaggi, NeurIPS 2020). The pair of the S2 and S3 tables
 is the paper's own. `--paper` is the published algorithm by our code, `default` what
-`otfuse merge A B` does; `refit` and `joint` have 200 training images without labels.
+`otfuse merge A B` does; `refit` and `joint` have 200 training images without labels. Figures 2 and
+S5 are those of [skill transfer](../examples/skill_transfer/README.md), figures 3 and S7 those of the
+[pruning sweep](../examples/pruning/README.md), S9 is in [measured](methods/measured.md#width).
 """
 
 
@@ -71,7 +80,8 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)  # sums in one order, so that the bytes repeat
     lab = Laboratory(given, quick=not given.full)
-    every = [*one_shot.jobs(lab), *finetune.jobs(lab), *distil.jobs(lab)]
+    every = [*one_shot.jobs(lab), *skill.jobs(lab)]
+    every += [*finetune.jobs(lab), *distil.jobs(lab)]
     wanted = tuple(given.only.split(","))
     results = Results(given.results)
     run([job for job in every if job.item.startswith(wanted)], results)
