@@ -64,8 +64,8 @@ Test accuracies in % on MNIST, mean and deviation over three seeds where there a
 named `paper:` are its own figures (Singh and Jaggi, NeurIPS 2020). The pair of the S2 and S3 tables
 is the paper's own. `--paper` is the published algorithm by our code, `default` what
 `otfuse merge A B` does; `refit` and `joint` have 200 training images without labels. Figures 2 and
-S5 are those of [skill transfer](../examples/skill_transfer/README.md), figures 3 and S7 those of the
-[pruning sweep](../examples/pruning/README.md), S9 is in [measured](methods/measured.md#width).
+S5 are those of [skill transfer](../examples/skill_transfer/README.md), figures 3 and S7 those of
+the [pruning sweep](../examples/pruning/README.md), S9 is in [measured](methods/measured.md#width).
 """
 
 
