@@ -1,0 +1,186 @@
+"""Pre-norm transformers of different depth: what stands for what, and their joint fusion."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import otfuse_cli
+from otfuse_cli.errors import IncompatibleModels
+
+pytestmark = pytest.mark.usefixtures("kept_graphs")
+
+POSITIONS, CHANNELS = 5, 6
+
+
+class Attention(nn.Module):
+    def __init__(self, width, heads, bias=True):
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v = (nn.Linear(width, 4 * heads, bias=bias) for _ in range(3))
+        self.out = nn.Linear(4 * heads, width)
+
+    def forward(self, x):
+        parts = [
+            layer(x).unflatten(-1, (self.heads, 4)).transpose(1, 2)
+            for layer in (self.q, self.k, self.v)
+        ]
+        return self.out(F.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2))
+
+
+class Layer(nn.Module):
+    """A block; `order` says which comes first."""
+
+    def __init__(self, width, heads, units, bias=True, order="am"):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width, heads, bias)
+        self.up, self.down = nn.Linear(width, units), nn.Linear(units, width)
+        self.order = order
+
+    def forward(self, x):
+        for part in self.order:
+            if part == "a":
+                x = x + self.attention(self.norm1(x))
+            else:
+                x = x + self.down(self.up(self.norm2(x)).relu())
+        return x
+
+
+class Parallel(Layer):
+    """Attention and MLP read the same stream."""
+
+    def forward(self, x):
+        return x + self.attention(self.norm1(x)) + self.down(self.up(self.norm2(x)).relu())
+
+
+class Transformer(nn.Module):
+    """Vectors at a few positions, and classes read off the mean of them, or off the first."""
+
+    def __init__(self, blocks, width=12, heads=3, units=10, **options):
+        super().__init__()
+        make = options.pop("block", Layer)
+        self.name, self.first = options.pop("name", "layers"), options.pop("first", True)
+        classes = options.pop("classes", 4)
+        self.embed = nn.Linear(CHANNELS, width)
+        self.place = nn.Parameter(torch.randn(1, POSITIONS, width))
+        layers = [make(width, heads, units, **options) for _ in range(blocks)]
+        self.add_module(self.name, nn.ModuleList(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+
+    def forward(self, x):
+        x = self.embed(x) + self.place
+        for layer in getattr(self, self.name):
+            x = layer(x)
+        x = self.norm(x)
+        return self.head(x[:, 0] if self.first else x.mean(1))
+
+
+def drawn(module, seed):
+    """Weights by seed, norms as if trained."""
+    torch.manual_seed(seed)
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            nn.init.normal_(part.weight, std=1.2 * part.in_features**-0.5)
+            if part.bias is not None:
+                nn.init.normal_(part.bias, std=0.3)
+        if isinstance(part, nn.LayerNorm):
+            nn.init.uniform_(part.weight, 0.5, 1.5)
+            nn.init.normal_(part.bias, std=0.3)
+    return module.eval()
+
+
+def inputs(count=200, seed=3):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, POSITIONS, CHANNELS, generator=generator)
+
+
+def factory(make):
+    return lambda: (make(), torch.randn(4, POSITIONS, CHANNELS))
+
+
+def fuse(source, anchor, **options):
+    """Joint fusion of two modules, each given as (factory, module)."""
+    arch = {at: factory(make) for at, (make, _) in enumerate((source, anchor))}
+    states = [module.state_dict() for _, module in (source, anchor)]
+    given = {"samples": {"x": inputs()}, "num_samples": 200, "blend": "joint"}
+    return otfuse_cli.merge(*states, arch=arch, **given, **options)
+
+
+def miss(fused, make, wanted, x):
+    """How far a fused network is from what it should say, relative to that."""
+    result = make().eval()
+    result.load_state_dict(fused)
+    with torch.no_grad():
+        return float((result(x) - wanted).norm() / wanted.norm())
+
+
+def with_silent_block(blocks, at, **sizes):
+    """A transformer, and the same with a block more, which adds nothing."""
+    small, deep = drawn(Transformer(blocks, **sizes), 1), drawn(Transformer(blocks + 1, **sizes), 2)
+    state = deep.state_dict()
+    for name, tensor in small.state_dict().items():
+        if name.startswith("layers."):
+            number, _, rest = name.removeprefix("layers.").partition(".")
+            name = f"layers.{int(number) + (int(number) >= at)}.{rest}"
+        state[name] = tensor.clone()
+    for name in state:
+        if name.startswith((f"layers.{at}.attention.out", f"layers.{at}.down")):
+            state[name] = torch.zeros_like(state[name])
+    deep.load_state_dict(state)
+    return (lambda: Transformer(blocks, **sizes), small), (
+        lambda: Transformer(blocks + 1, **sizes),
+        deep,
+    )
+
+
+# Fusion
+
+
+@pytest.mark.parametrize("weights", [None, (0.7, 0.3), (1, 0)], ids=["even", "uneven", "alone"])
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("deeper", ["source", "anchor"])
+def test_a_block_that_adds_nothing_changes_nothing(deeper, at, weights):
+    small, deep = with_silent_block(2, at)
+    source, anchor = (deep, small) if deeper == "source" else (small, deep)
+    if deeper == "anchor" and weights == (1, 0):
+        with pytest.raises(IncompatibleModels, match="too few units for the anchor's shape"):
+            fuse(source, anchor, weights=weights)
+        return
+    fused, report = fuse(source, anchor, weights=weights)
+    x = inputs(50, seed=8)
+    with torch.no_grad():
+        assert miss(fused, anchor[0], small[1](x), x) < 1e-4
+    (record,) = report.depth
+    assert all(pair.cka > 1 - 1e-9 for pair in record.pairs)
+
+
+def test_of_equal_depth_it_is_what_joint_fusion_gives():
+    """A source under other names goes the way of another depth, with every block in its place."""
+    sizes = {"width": 12, "heads": 3, "units": 10}
+    one, other = (drawn(Transformer(2, **sizes), seed) for seed in (1, 2))
+    make, make_renamed = (lambda n=n: Transformer(2, name=n, **sizes) for n in ("layers", "h"))
+    renamed = {n.replace("layers.", "h."): t for n, t in one.state_dict().items()}
+    samples = {"samples": {"x": inputs()}, "num_samples": 200, "blend": "joint"}
+    expected, _ = otfuse_cli.merge(
+        one.state_dict(), other.state_dict(), arch=factory(make), **samples
+    )
+    arch = {0: factory(make_renamed), 1: factory(make)}
+    fused, _ = otfuse_cli.merge(renamed, other.state_dict(), arch=arch, **samples)
+    for name, tensor in expected.items():
+        assert torch.equal(fused[name], tensor), name
+
+
+@pytest.mark.parametrize(("source", "anchor"), [(3, 2), (2, 3), (1, 3), (4, 1)])
+def test_transformers_come_nearer_to_their_mean(source, anchor):
+    makes = (lambda: Transformer(source, width=14, heads=4), lambda: Transformer(anchor))
+    modules = [drawn(make(), seed) for seed, make in enumerate(makes)]
+    fused, report = fuse(*zip(makes, modules, strict=True))
+    x = inputs(300, seed=8)
+    with torch.no_grad():
+        mean = sum(module(x) for module in modules) / 2
+        alone = float((modules[1](x) - mean).norm() / mean.norm())
+    assert miss(fused, makes[1], mean, x) < 0.6 * alone
+    assert all(refit.after <= refit.before + 1e-9 for refit in report.refits)
