@@ -9,6 +9,12 @@ from torch import nn
 
 import otfuse_cli
 from otfuse_cli.errors import IncompatibleModels
+from otfuse_cli.graph.analysis.streams import normed_stream
+from otfuse_cli.graph.trace.from_module import export, trace
+from otfuse_cli.graph.trace.program import labelled_program
+from otfuse_cli.matching.stream_blocks import streamed
+from otfuse_cli.matching.stream_counterpart import stream_counterpart
+from otfuse_cli.running.execute import Walk
 
 pytestmark = pytest.mark.usefixtures("kept_graphs")
 
@@ -136,6 +142,102 @@ def with_silent_block(blocks, at, **sizes):
     )
 
 
+# What of one network stands for what of the other
+
+
+def streamed_of(module):
+    """A transformer as it is compared, and a pass of it on 20 inputs."""
+    x = inputs(20)
+    graph = trace(module, (x,), source="net")
+    program = labelled_program(export(module, (x,)), batch=20, graph=graph)
+    network = streamed(program, graph, normed_stream(graph), "net")
+    walk = Walk(program, module.state_dict(), [x], keep=[node.name for node in program.nodes])
+    walk.outputs()
+    return network, walk
+
+
+def by_place(*pairs):
+    """Places of an anchor and of a source are alike where they are paired by number."""
+
+    def similar(ours, theirs):
+        def alike(one, other):
+            numbers = (
+                [p.seen for p in ours.places].index(one),
+                [p.seen for p in theirs.places].index(other),
+            )
+            return float(numbers in pairs)
+
+        return alike
+
+    return similar
+
+
+def test_a_transformer_is_read_as_blocks():
+    network, _ = streamed_of(drawn(Transformer(3), 1))
+    assert [len(block) for block in network.blocks] == [2, 2, 2]
+    assert network.prelude.tensors == ("embed.weight", "embed.bias", "place")
+    assert network.coda.tensors == ("norm.weight", "norm.bias", "head.weight", "head.bias")
+    assert [place.layer for place in network.places] == [
+        "embed", "layers.0.down", "layers.1.down", "layers.2.down",
+    ]  # fmt: skip
+    attention, mlp = network.blocks[1]
+    assert [fit.name.removeprefix("layers.1.") for fit in attention.fits] == [
+        "attention.q", "attention.k", "attention.v", "attention.out",
+    ]  # fmt: skip
+    assert mlp.before == attention.after
+    assert set(mlp.tensors) == {
+        f"layers.1.{name}.{part}" for name in ("norm2", "up", "down") for part in ("weight", "bias")
+    }
+
+
+def test_what_several_blocks_add_is_one_sum():
+    """An attention layer stands for those of all blocks, and so does an MLP."""
+    (theirs, own), (ours, _) = (streamed_of(drawn(Transformer(n), n)) for n in (4, 2))
+    similar = by_place((1, 3))(ours, theirs)
+    found = stream_counterpart(ours, theirs, similar, labels=("source", "anchor"))
+    assert [(pair.anchor.layer, pair.source.layer) for pair in found.pairs] == [
+        ("embed", "embed"), ("layers.0.down", "layers.2.down"), ("layers.1.down", "layers.3.down"),
+    ]  # fmt: skip
+    first, second = ours.blocks
+    begin, ends = theirs.places[0].seen, [block[-1].after for block in theirs.blocks]
+    ((value, _),) = found.parts(first[1].after, own)
+    assert torch.equal(value, own[ends[2]])
+    added = [own[b[0].after] - own[b[0].before] for b in theirs.blocks[:3]]
+    ((value, _),) = found.parts(first[0].after, own)
+    torch.testing.assert_close(value, own[begin] + sum(added))
+    # Heads and units are those of each block, apart.
+    for fit, count in ((first[0].fits[0], 3), (first[1].fits[0], 3), (second[0].fits[0], 1)):
+        assert len(found.parts(fit.target, own)) == count
+    assert [a.heads for a in found.attentions[0]] == [b[0].spaces[0] for b in theirs.blocks[:3]]
+    assert found.own_tensors("layers.0.up.weight") == tuple(
+        f"layers.{n}.up.weight" for n in range(3)
+    )
+    # What the fused MLP would read is normalised as its norm does it.
+    ((name, normed),) = [(n, v) for n, v in found.normed.items() if not isinstance(v, str)]
+    assert name == first[1].fits[0].layer.input
+    total = own[begin] + sum(added)
+    torch.testing.assert_close(
+        normed.value(own), F.layer_norm(total, total.shape[-1:]), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_where_the_source_has_no_block_its_stream_stays():
+    (theirs, own), (ours, _) = (streamed_of(drawn(Transformer(n), n)) for n in (1, 2))
+    similar = by_place((1, 0))(ours, theirs)
+    found = stream_counterpart(ours, theirs, similar, labels=("source", "anchor"))
+    extra = ours.blocks[0]
+    for part in extra:
+        ((value, _),) = found.parts(part.after, own)
+        assert torch.equal(value, own[theirs.places[0].seen])
+        assert [found.parts(fit.target, own) for fit in part.fits[:-1]] == [[]] * (
+            len(part.fits) - 1
+        )
+    assert found.attentions == ((), found.attentions[1])
+    assert found.sizes[extra[1].spaces[0]] == 0
+    assert found.own_tensors("layers.0.up.weight") == ()
+    assert found.own_tensors("layers.1.up.weight") == ("layers.0.up.weight",)
+
+
 # Fusion
 
 
@@ -184,3 +286,38 @@ def test_transformers_come_nearer_to_their_mean(source, anchor):
         alone = float((modules[1](x) - mean).norm() / mean.norm())
     assert miss(fused, makes[1], mean, x) < 0.6 * alone
     assert all(refit.after <= refit.before + 1e-9 for refit in report.refits)
+
+
+REFUSED = {
+    "the order in a block": (
+        lambda: Transformer(3, order="ma"),
+        "a block is built otherwise: layers.0.up.weight in state dict 0, layers.0.attention.q",
+    ),
+    "a bias less": (
+        lambda: Transformer(3, bias=False),
+        "a block is built otherwise: layers.0.attention.k.weight in state dict 0",
+    ),
+    "other classes": (
+        lambda: Transformer(3, classes=3),
+        "what reads the stream at its end is built otherwise: head.weight",
+    ),
+    "both at once": (
+        lambda: Transformer(3, block=Parallel),
+        "several blocks read the same stream: layers.0.attention.out and layers.0.down",
+    ),
+    "no transformer": (
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(30, 8), nn.ReLU(), nn.Linear(8, 4)),
+        "is a transformer, the other one is not",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_built_otherwise_is_refused(case, tmp_path):
+    make, why = REFUSED[case]
+    pair = (make, drawn(make(), 1)), (lambda: Transformer(2), drawn(Transformer(2), 2))
+    with pytest.raises(IncompatibleModels) as caught:
+        fuse(*pair, output=tmp_path / "out.safetensors")
+    assert why in str(caught.value.why), caught.value.why
+    assert caught.value.exit_code == 4
+    assert list(tmp_path.iterdir()) == []

@@ -174,22 +174,25 @@ class _Reader:
         Raises:
             IncompatibleModels: It is made of several of them.
         """
-        first: dict[str, int] = {}
+        first: dict[str, tuple[int, int]] = {}
         seen, left, read = {value}, [self.program.node(value)], set[str]()
         while left:
             node = left.pop()
-            for used in node.all_input_nodes:
+            for place, used in enumerate(node.all_input_nodes):
                 if used.name in self.program.tensors:
                     name, at = self.program.tensors[used.name], self.program.position[node.name]
-                    first[name] = min(at, first.get(name, at))
+                    first[name] = min((at, place), first.get(name, (at, place)))
                 elif used.name in taps:
                     read.add(used.name)
                 elif used.name not in seen:
                     seen.add(used.name)
                     left.append(used)
         if len(read) > 1:
-            raise refused(f"{value} is made of the stream at several places", self.label)
-        return tuple(sorted(first, key=lambda name: (first[name], name)))
+            last = max((self.program.position[n], n) for n in read)[1]
+            ends = [f.name for f in self.layers if f.target in (value, last)]
+            where = " and ".join(ends) or value
+            raise refused(f"several blocks read the same stream: {where}", self.label)
+        return tuple(sorted(first, key=first.__getitem__))
 
     def _section(
         self, names: Iterable[str]
@@ -234,18 +237,17 @@ class _Reader:
             node = node.all_input_nodes[0]
         return node.name
 
-    def _first_read(self, tensor: str) -> tuple[int, str]:
-        readers = [at for n, at in self._read_at.items() if self.program.tensors[n] == tensor]
-        return min(readers, default=len(self.program.nodes)), tensor
+    def _first_read(self, tensor: str) -> tuple[int, int, str]:
+        return *self._read_at.get(tensor, (len(self.program.nodes), 0)), tensor
 
     @cached_property
-    def _read_at(self) -> Mapping[str, int]:
-        """When each tensor is read first, by placeholder."""
-        first: dict[str, int] = {}
+    def _read_at(self) -> Mapping[str, tuple[int, int]]:
+        """When each tensor is read first: by which operation, in which place."""
+        first: dict[str, tuple[int, int]] = {}
         for at, node in enumerate(self.program.nodes):
-            for used in node.all_input_nodes:
+            for place, used in enumerate(node.all_input_nodes):
                 if used.name in self.program.tensors:
-                    first.setdefault(used.name, at)
+                    first.setdefault(self.program.tensors[used.name], (at, place))
         return first
 
     def _made_by(self, begin: str) -> str:

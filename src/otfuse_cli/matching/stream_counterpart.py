@@ -205,10 +205,10 @@ def _require_same_blocks(anchor: Streamed, source: Streamed, labels: tuple[str, 
     else:
         for ours, theirs, what in pairs:
             if ours is None or theirs is None or ours.signature != theirs.signature:
-                names = [s.tensors[0] if s and s.tensors else "nothing" for s in (theirs, ours)]
+                names = _first_difference(theirs, ours)
                 difference = (
-                    f"{what} is built otherwise: from {names[0]} on in {label}, from {names[1]} "
-                    f"on in {anchor_label}"
+                    f"{what} is built otherwise: {names[0]} in {label}, {names[1]} in "
+                    f"{anchor_label}"
                 )
                 break
     if difference is not None:
@@ -218,3 +218,16 @@ def _require_same_blocks(anchor: Streamed, source: Streamed, labels: tuple[str, 
             why=difference,
             fix="fuse networks with the same inputs, kinds of blocks and outputs",
         )
+
+
+def _first_difference(*sections: Section | None) -> list[str]:
+    """The first tensors in which two sections differ; their layers' other properties come last."""
+    parts = [() if s is None else s.signature for s in sections]
+    same = 0
+    while same < min(map(len, parts)) and parts[0][same] == parts[1][same]:
+        same += 1
+    names = list[str]()
+    for section in sections:
+        tensors = () if section is None else section.tensors
+        names.append(tensors[same] if same < len(tensors) else "its end")
+    return names
