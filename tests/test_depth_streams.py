@@ -288,6 +288,44 @@ def test_transformers_come_nearer_to_their_mean(source, anchor):
     assert all(refit.after <= refit.before + 1e-9 for refit in report.refits)
 
 
+def test_three_transformers_of_three_depths():
+    makes = [lambda n=n: Transformer(n) for n in (1, 3, 2)]
+    modules = [drawn(make(), seed) for seed, make in enumerate(makes)]
+    fused, report = otfuse_cli.merge(
+        *(module.state_dict() for module in modules),
+        arch={at: factory(make) for at, make in enumerate(makes)},
+        samples={"x": inputs()},
+        num_samples=200,
+        blend="joint",
+    )
+    assert [(record.source, len(record.pairs)) for record in report.depth] == [(0, 3), (1, 3)]
+    x = inputs(300, seed=8)
+    with torch.no_grad():
+        mean = sum(module(x) for module in modules) / 3
+        alone = float((modules[2](x) - mean).norm() / mean.norm())
+    assert miss(fused, makes[2], mean, x) < 0.6 * alone
+
+
+def test_inspect_shows_how_alike_blocks_are():
+    makes = [lambda n=n: Transformer(n) for n in (3, 2)]
+    states = [drawn(make(), seed).state_dict() for seed, make in enumerate(makes)]
+    report = otfuse_cli.inspect(
+        *states,
+        arch={at: factory(make) for at, make in enumerate(makes)},
+        samples={"x": inputs()},
+        num_samples=100,
+        depth=True,
+    )
+    (record,) = report.depth
+    assert record.anchor_layers == ("embed", "layers.0.down", "layers.1.down")
+    assert record.source_layers == (*record.anchor_layers, "layers.2.down")
+    assert (len(record.matrix), len(record.matrix[0])) == (3, 4)
+    assert (record.pairs[0].source_layer, record.pairs[2].source_layer) == (
+        "embed",
+        "layers.2.down",
+    )
+
+
 REFUSED = {
     "the order in a block": (
         lambda: Transformer(3, order="ma"),
