@@ -161,10 +161,13 @@ def measure_vits(shallow: str, count: int, seeds: Sequence[int]) -> None:
     print(f"dropped: {right(logits(networks.vit4, best, test[0]), test):.2f}", flush=True)
 
 
-def without_layers(state: Any, prefix: str, left: int) -> Iterator[dict[str, Tensor]]:
-    """A transformer with `left` of its layers, in order: every choice."""
+def without_layers(
+    state: Any, prefix: str, left: int, only: Sequence[int] | None = None
+) -> Iterator[dict[str, Tensor]]:
+    """A transformer with `left` of its layers, in order: every choice, or one."""
     numbers = {n.removeprefix(prefix).partition(".")[0] for n in state if n.startswith(prefix)}
-    for kept in itertools.combinations(sorted(map(int, numbers)), left):
+    every = itertools.combinations(sorted(map(int, numbers)), left)
+    for kept in every if only is None else [tuple(only)]:
         places = {str(number): at for at, number in enumerate(kept)}
         some = dict[str, Tensor]()
         for name, tensor in state.items():
@@ -181,12 +184,37 @@ def measure_language(kind: str, count: int, seeds: Sequence[int]) -> None:
     import language
 
     cache, tokens = Path.home() / ".cache" / "otfuse-examples", language.text()
-    cut = len(tokens) * 9 // 10
+    rows = [
+        language_figures(
+            kind, language, tokens, len(tokens) * 9 // 10, cache=cache, count=count, seed=seed
+        )
+        for seed in seeds
+    ]
+    print("| kind | 2 layers, 4 layers | 4 into 2 | 2 into 4 | 4 alone, in 2 | dropped |")
+    print("|---" * 6 + "|")
+    cells = [kind, ", ".join(f"{score:.2f}" for score in rows[0]["parents"])]
+    for name in ("into shallower", "into deeper", "alone", "dropped"):
+        cells.append(mean(row[name] for row in rows))
+    print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def language_figures(
+    kind: str,
+    language: Any,
+    tokens: Tensor,
+    cut: int,
+    *,
+    cache: Path,
+    steps: int = 500,
+    count: int = 400,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Perplexities of two layers and four, fused; trained on the tokens before `cut`."""
     inputs = {"input_ids": language.windows(tokens[:cut])}
     held = {"input_ids": language.windows(tokens[cut:])}
     folders = {}
-    for seed, layers in enumerate((2, 4)):
-        folders[layers] = language.trained(kind, seed, tokens[:cut], 500, cache, layers=layers)
+    for number, layers in enumerate((2, 4)):
+        folders[layers] = language.trained(kind, number, tokens[:cut], steps, cache, layers=layers)
 
     def perplexity(net: Any, layers: int, samples: Any = held) -> float:
         arch = f"hf:{folders[layers]}"
@@ -195,26 +223,23 @@ def measure_language(kind: str, count: int, seeds: Sequence[int]) -> None:
         (score,) = report.evaluation["perplexity"].values()
         return float(score)
 
-    def shown(source: int, anchor: int, weights: tuple[float, float]) -> str:
+    def joined(source: int, anchor: int, weights: tuple[float, float]) -> float:
         arch = {0: f"hf:{folders[source]}", 1: f"hf:{folders[anchor]}"}
         how = {"samples": inputs, "num_samples": count, "blend": "joint", "arch": arch}
-        found = []
-        for seed in seeds:
-            pair = folders[source], folders[anchor]
-            state, _ = otfuse_cli.merge(*pair, weights=weights, seed=seed, **how)
-            found.append(perplexity(state, anchor))
-        return mean(found)
+        pair = folders[source], folders[anchor]
+        return perplexity(otfuse_cli.merge(*pair, weights=weights, seed=seed, **how)[0], anchor)
 
     few = {"input_ids": inputs["input_ids"][:: len(inputs["input_ids"]) // count]}
     prefix = {"gpt2": "transformer.h.", "llama": "model.layers."}[kind]
     every = without_layers(evaluate.load(folders[4]), prefix, 2)
     best = min(every, key=lambda state: perplexity(state, 2, few))
-    alone = [f"{perplexity(folders[layers], layers):.2f}" for layers in (2, 4)]
-    print("| kind | 2 layers, 4 layers | 4 into 2 | 2 into 4 | 4 alone, in 2 | dropped |")
-    print("|---" * 6 + "|")
-    cells = [kind, ", ".join(alone), shown(4, 2, (0.5, 0.5)), shown(2, 4, (0.5, 0.5))]
-    cells += [shown(4, 2, (1.0, 0.0)), f"{perplexity(best, 2):.2f}"]
-    print(f"| {' | '.join(cells)} |", flush=True)
+    return {
+        "parents": [perplexity(folders[layers], layers) for layers in (2, 4)],
+        "into shallower": joined(4, 2, (0.5, 0.5)),
+        "into deeper": joined(2, 4, (0.5, 0.5)),
+        "alone": joined(4, 2, (1.0, 0.0)),
+        "dropped": perplexity(best, 2),
+    }
 
 
 if __name__ == "__main__":

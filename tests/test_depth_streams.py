@@ -15,6 +15,7 @@ from otfuse_cli.graph.trace.program import labelled_program
 from otfuse_cli.matching.stream_blocks import streamed
 from otfuse_cli.matching.stream_counterpart import stream_counterpart
 from otfuse_cli.running.execute import Walk
+from test_real_pairs import images, load_example, pair
 
 pytestmark = pytest.mark.usefixtures("kept_graphs")
 
@@ -359,3 +360,116 @@ def test_what_is_built_otherwise_is_refused(case, tmp_path):
     assert why in str(caught.value.why), caught.value.why
     assert caught.value.exit_code == 4
     assert list(tmp_path.iterdir()) == []
+
+
+# Networks of transformers
+
+
+def hf_network(kind, layers):
+    """A small one, with the weights that it is built with, made ten times larger."""
+    transformers = pytest.importorskip("transformers")
+    if kind == "vit":
+        config = transformers.ViTConfig(
+            hidden_size=32, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=48,
+            image_size=8, patch_size=4, num_labels=5,
+        )  # fmt: skip
+        net = transformers.ViTForImageClassification(config)
+    elif kind == "gpt2":
+        config = transformers.GPT2Config(
+            vocab_size=19, n_embd=32, n_layer=layers, n_head=4, n_positions=8,
+            tie_word_embeddings=False, bos_token_id=None, eos_token_id=None,
+        )  # fmt: skip
+        net = transformers.GPT2LMHeadModel(config)
+    else:
+        config = transformers.LlamaConfig(
+            vocab_size=19, hidden_size=32, intermediate_size=40, num_hidden_layers=layers,
+            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=8,
+            bos_token_id=None, eos_token_id=None,
+        )  # fmt: skip
+        net = transformers.LlamaForCausalLM(config)
+    net.config.use_cache = False
+    with torch.no_grad():
+        for parameter in net.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(10)
+    return net.eval()
+
+
+def hf_inputs(kind, count, seed=3):
+    generator = torch.Generator().manual_seed(seed)
+    if kind == "vit":
+        return {"pixel_values": torch.randn(count, 3, 8, 8, generator=generator)}
+    return {"input_ids": torch.randint(0, 19, (count, 8), generator=generator)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deeper", ["source", "anchor"])
+@pytest.mark.parametrize("kind", ["vit", "gpt2", "llama"])
+def test_a_silent_block_in_networks_of_transformers(kind, deeper):
+    """Fused queries, rotary positions, grouped heads, biases or none; the first block is silent."""
+    torch.manual_seed(0)
+    small, deep = hf_network(kind, 2), hf_network(kind, 3)
+    prefix = {"vit": "vit.layers.", "gpt2": "transformer.h.", "llama": "model.layers."}[kind]
+    state = deep.state_dict()
+    for name, tensor in small.state_dict().items():
+        number, _, rest = name.removeprefix(prefix).partition(".")
+        state[f"{prefix}{int(number) + 1}.{rest}" if name.startswith(prefix) else name] = tensor
+    for name in state:
+        if name.startswith(f"{prefix}0.") and any(
+            part in name for part in ("o_proj", "fc2", "c_proj", "down_proj")
+        ):
+            state[name] = torch.zeros_like(state[name])
+    deep.load_state_dict(state)
+    order = ((3, deep), (2, small)) if deeper == "source" else ((2, small), (3, deep))
+    fused, _ = otfuse_cli.merge(
+        *(net.state_dict() for _, net in order),
+        arch={
+            at: lambda n=n: (hf_network(kind, n), hf_inputs(kind, 4))
+            for at, (n, _) in enumerate(order)
+        },
+        samples=hf_inputs(kind, 150),
+        num_samples=150,
+        blend="joint",
+    )
+    result, x = hf_network(kind, order[1][0]), hf_inputs(kind, 40, seed=8)
+    result.load_state_dict(fused)
+    with torch.no_grad():
+        said, wanted = result(**x).logits, small(**x).logits
+    assert float((said - wanted).norm() / wanted.norm()) < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_language_models_of_two_and_four_layers(kind, tmp_path):
+    """Into four layers nearly as good as the better one; into two better than layers dropped."""
+    pytest.importorskip("transformers")
+    language, depth = load_example("language"), load_example("depth")
+    tokens = language.text()
+    cut = len(tokens) * 9 // 10
+    found = depth.language_figures(kind, language, tokens, cut, steps=150, cache=tmp_path)
+    assert found["into deeper"] < 1.05 * max(found["parents"]), found
+    assert found["into shallower"] < found["dropped"], found
+    assert found["alone"] < found["dropped"], found
+
+
+@pytest.mark.slow
+def test_a_vit_into_fewer_blocks(shared):
+    """Better than the same blocks alone, the others dropped. Back into six: near the pair."""
+    pytest.importorskip("transformers")
+    networks, depth, evaluate = (load_example(n) for n in ("networks", "depth", "evaluate"))
+    first, second = pair(shared, "cifar10-vit")
+    drop = list(depth.without_layers(evaluate.load(first), "vit.layers.", 4))
+    x, y = images("cifar")
+    chosen = evaluate.draw(y, 2_000)
+    test = x[chosen], y[chosen]
+    samples = {"samples": {"x": images("cifar", "train")[0]}, "num_samples": 400, "blend": "joint"}
+    few, report = otfuse_cli.merge(
+        first, drop[0], arch={0: networks.vit, 1: networks.vit4}, weights=(1, 0), **samples
+    )
+    # The blocks that stand alone for one of the anchor's, and the last of several.
+    kept = tuple(int(p.source_layer.split(".")[2]) for p in report.depth[0].pairs[1:])
+    plain = next(depth.without_layers(evaluate.load(first), "vit.layers.", 4, only=kept))
+    scores = [depth.right(depth.logits(networks.vit4, s, test[0]), test) for s in (few, plain)]
+    assert scores[0] > 60 > scores[1] + 5, scores
+    back, _ = otfuse_cli.merge(few, second, arch={0: networks.vit4, 1: networks.vit}, **samples)
+    assert depth.right(depth.logits(networks.vit, back, test[0]), test) > 72
