@@ -242,6 +242,7 @@ def test_where_the_source_has_no_block_its_stream_stays():
 # Fusion
 
 
+@pytest.mark.quick_cases("source-0-even", "anchor-2-uneven", "source-1-alone", "anchor-0-alone")
 @pytest.mark.parametrize("weights", [None, (0.7, 0.3), (1, 0)], ids=["even", "uneven", "alone"])
 @pytest.mark.parametrize("at", [0, 1, 2])
 @pytest.mark.parametrize("deeper", ["source", "anchor"])
@@ -276,6 +277,7 @@ def test_of_equal_depth_it_is_what_joint_fusion_gives():
         assert torch.equal(fused[name], tensor), name
 
 
+@pytest.mark.quick_cases("3-2", "1-3")
 @pytest.mark.parametrize(("source", "anchor"), [(3, 2), (2, 3), (1, 3), (4, 1)])
 def test_transformers_come_nearer_to_their_mean(source, anchor):
     makes = (lambda: Transformer(source, width=14, heads=4), lambda: Transformer(anchor))
@@ -351,6 +353,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.quick_cases("both at once", "a bias less")
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_built_otherwise_is_refused(case, tmp_path):
     make, why = REFUSED[case]

@@ -8,7 +8,6 @@ compute there (docs/methods/joint.md, Streams without axes).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -250,57 +249,35 @@ class _Reduction:
         # Nobody needs what is read in a layer that adds nothing: all positions are alike there.
         return needed_P.double() if bool(needed_P.any()) else None
 
-    def _write(self, suppliers: Sequence[_Supplier]) -> list[Tensor]:
-        """What units write to the fused stream, d x U for each layer that they are from."""
+    def _write(self, suppliers: Sequence[_Supplier]) -> Tensor:
+        """What the units of all parents write to the fused stream, d x U, weights included."""
         written = list[Tensor]()
         for supplier in suppliers:
             part, basis = self.parts[supplier.part], self.bases[supplier.part]
             face = next(f for f in part.stream.writers if f.weight == supplier.reader)
             matrix = part.run.tensors[supplier.reader].movedim(face.dim, 0).double()
             written.append(basis.made_MN.to(matrix) @ matrix)
-        return written
+        return torch.cat(written, 1)
 
     def _heads(self, weight: str, covariance: Tensor) -> list[Choice]:
         suppliers = self.suppliers[weight]
         counts = [s.attention.output.sizes[0] for s in suppliers if s.attention is not None]
-        writes, heads, most = self._write(suppliers), sum(counts), self.most[weight]
+        heads = sum(counts)
+        write = self._write(suppliers)
+        chosen = choose_heads(covariance, write, heads, self.most[weight])
         places = torch.arange(len(covariance)).view(heads, -1)
-        candidates = torch.arange(heads)
-        heard_U = self._heard(suppliers, writes, most * places.shape[1])
-        if heard_U is not None:
-            candidates = heard_U.view(heads, -1)[:, 0].nonzero().flatten()
-        among = places[candidates].flatten().to(covariance.device)
-        chosen = choose_heads(
-            covariance[among][:, among], torch.cat(writes, 1)[:, among], len(candidates), most
-        )
-        chosen_M = candidates[list(chosen)]
-        inside = places[chosen_M].flatten().to(covariance.device)
+        inside = places[list(chosen)].flatten().to(covariance.device)
         widths = [c * places.shape[1] for c in counts]
         reads = torch.split_with_sizes(read_from(covariance, inside), widths)
         self.reads[weight] = suppliers, list(reads)
-        return split_choice(chosen_M, counts, None)
+        return split_choice(torch.tensor(chosen), counts, None)
 
     def _units(self, weight: str, covariance: Tensor) -> list[Choice]:
-        suppliers, most = self.suppliers[weight], self.most[weight]
-        writes = self._write(suppliers)
-        heard_U = self._heard(suppliers, writes, most)
-        quotas = () if heard_U is None else ((heard_U, most),)
-        chosen_M = choose_units(covariance, torch.cat(writes, 1), most, quotas)
+        suppliers = self.suppliers[weight]
+        counts = [self.parts[s.part].model.graph.spaces[s.space].size for s in suppliers]
+        chosen_M = choose_units(covariance, self._write(suppliers), self.most[weight])
         read_UM = combinations(covariance, chosen_M)
-        return split_choice(chosen_M.cpu(), [w.shape[1] for w in writes], read_UM)
-
-    def _heard(
-        self, suppliers: Sequence[_Supplier], writes: Sequence[Tensor], most: int
-    ) -> Tensor | None:
-        """Units that may be chosen, where a parent has several layers: of those that write.
-
-        What a layer that adds nothing computes may explain what others write, by chance, as long as
-        few units are taken. None where all may be chosen.
-        """
-        if max(Counter(supplier.part for supplier in suppliers).values()) < 2:
-            return None
-        heard_U = torch.cat([write.any().expand(write.shape[1]) for write in writes])
-        return heard_U if int(heard_U.sum()) >= most else None
+        return split_choice(chosen_M.cpu(), counts, read_UM)
 
     def tensor(self, name: str, alignments: Sequence[Alignment]) -> Tensor:
         """One tensor of the union, reduced."""
