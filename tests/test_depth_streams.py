@@ -173,6 +173,11 @@ def by_place(*pairs):
     return similar
 
 
+def alike(one, other):
+    """All places of a stream are."""
+    return 1.0
+
+
 def test_a_transformer_is_read_as_blocks():
     network, _ = streamed_of(drawn(Transformer(3), 1))
     assert [len(block) for block in network.blocks] == [2, 2, 2]
@@ -195,7 +200,7 @@ def test_what_several_blocks_add_is_one_sum():
     """An attention layer stands for those of all blocks, and so does an MLP."""
     (theirs, own), (ours, _) = (streamed_of(drawn(Transformer(n), n)) for n in (4, 2))
     similar = by_place((1, 3))(ours, theirs)
-    found = stream_counterpart(ours, theirs, similar, labels=("source", "anchor"))
+    found = stream_counterpart(ours, theirs, similar, alike, labels=("source", "anchor"))
     assert [(pair.anchor.layer, pair.source.layer) for pair in found.pairs] == [
         ("embed", "embed"), ("layers.0.down", "layers.2.down"), ("layers.1.down", "layers.3.down"),
     ]  # fmt: skip
@@ -222,10 +227,29 @@ def test_what_several_blocks_add_is_one_sum():
     )
 
 
+def test_blocks_are_put_together_that_read_nearly_the_same():
+    """Not those that change the stream for the next one, however alike the two networks are."""
+    (theirs, _), (ours, _) = (streamed_of(drawn(Transformer(n), n)) for n in (4, 2))
+    names = [place.seen for place in theirs.places]
+
+    def within(one, other):
+        """The first block changes everything, the others little."""
+        return 0.3 if 0 in (names.index(one), names.index(other)) else 0.9
+
+    similar = by_place((1, 3))(ours, theirs)
+    found = stream_counterpart(ours, theirs, similar, within, labels=("source", "anchor"))
+    # Blocks 2 and 3 behind the first cost 2 * (0.7 + 0.7), a place less alike costs 1.
+    assert [pair.source.layer for pair in found.pairs] == [
+        "embed",
+        "layers.0.down",
+        "layers.3.down",
+    ]
+
+
 def test_where_the_source_has_no_block_its_stream_stays():
     (theirs, own), (ours, _) = (streamed_of(drawn(Transformer(n), n)) for n in (1, 2))
     similar = by_place((1, 0))(ours, theirs)
-    found = stream_counterpart(ours, theirs, similar, labels=("source", "anchor"))
+    found = stream_counterpart(ours, theirs, similar, alike, labels=("source", "anchor"))
     extra = ours.blocks[0]
     for part in extra:
         ((value, _),) = found.parts(part.after, own)

@@ -143,7 +143,12 @@ def _terms(stands: Mapping[str, float]) -> Terms:
 
 
 def stream_counterpart(
-    anchor: Streamed, source: Streamed, similar: Similar, *, labels: tuple[str, str]
+    anchor: Streamed,
+    source: Streamed,
+    similar: Similar,
+    within: Similar,
+    *,
+    labels: tuple[str, str],
 ) -> StreamCounterpart:
     """What of a source stands for what of the anchor.
 
@@ -151,6 +156,7 @@ def stream_counterpart(
         anchor: Its blocks.
         source: Those of the other network.
         similar: How alike two places of the streams are.
+        within: How alike two places of the source's stream are.
         labels: What messages call the source, and the anchor.
 
     Raises:
@@ -158,7 +164,8 @@ def stream_counterpart(
     """
     _require_same_blocks(anchor, source, labels)
     rows = [[similar(a.seen, s.seen) for s in source.places] for a in anchor.places]
-    chosen = covering(torch.tensor(rows, dtype=torch.float64), begin=True)
+    similarity_AS = torch.tensor(rows, dtype=torch.float64)
+    chosen = covering(similarity_AS, begin=True, between_SS=_read_instead(source, within))
     drawn = _Drawn(anchor, source)
     drawn.section(anchor.prelude, [source.prelude])
     for at, block in enumerate(anchor.blocks):
@@ -188,6 +195,22 @@ def stream_counterpart(
             **{space: sum(sizes[own] for own in named) for space, named in drawn.spaces.items()},
         },
     )
+
+
+def _read_instead(source: Streamed, within: Similar) -> Tensor:
+    """What it costs to put all blocks between two places into one.
+
+    All of them are given what the first one reads: of every attention layer and every MLP behind
+    it counts by how much that differs from what its own block reads (docs/methods/depth.md).
+    """
+    places, parts = source.places, len(source.blocks[0])
+    cost_SS = torch.zeros(len(places), len(places), dtype=torch.float64)
+    for first, begin in enumerate(places):
+        cost = 0.0
+        for last in range(first + 2, len(places)):
+            cost += parts * (1.0 - within(begin.seen, places[last - 1].seen))
+            cost_SS[first, last] = -cost
+    return cost_SS
 
 
 def _require_same_blocks(anchor: Streamed, source: Streamed, labels: tuple[str, str]) -> None:

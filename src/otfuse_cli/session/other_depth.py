@@ -61,7 +61,8 @@ class Looks:
         labels = (source.checkpoint.label, anchor.checkpoint.label)
         similar = self.similarity(anchor, source)
         if isinstance(ours, Streamed) and isinstance(theirs, Streamed):
-            found = stream_counterpart(ours, theirs, similar, labels=labels)
+            within = self.similarity(source, source)
+            found = stream_counterpart(ours, theirs, similar, within, labels=labels)
             return found, theirs.program, theirs.graph
         if isinstance(ours, Staged) and isinstance(theirs, Staged):
             return counterpart(ours, theirs, similar, labels=labels)
