@@ -15,7 +15,8 @@ from otfuse_cli.graph.trace.program import labelled_program
 from otfuse_cli.matching.stream_blocks import streamed
 from otfuse_cli.matching.stream_counterpart import stream_counterpart
 from otfuse_cli.running.execute import Walk
-from test_real_pairs import images, load_example, pair
+from test_examples import example
+from test_real_pairs import images, pair
 
 pytestmark = pytest.mark.usefixtures("kept_graphs")
 
@@ -470,7 +471,7 @@ def test_a_silent_block_in_networks_of_transformers(kind, deeper):
 def test_language_models_of_two_and_four_layers(kind, tmp_path):
     """Into four layers nearly as good as the better one; into two better than layers dropped."""
     pytest.importorskip("transformers")
-    language, depth = load_example("language"), load_example("depth")
+    language, depth = example("language"), example("depth")
     tokens = language.text()
     cut = len(tokens) * 9 // 10
     found = depth.language_figures(kind, language, tokens, cut, steps=150, cache=tmp_path)
@@ -483,7 +484,7 @@ def test_language_models_of_two_and_four_layers(kind, tmp_path):
 def test_a_vit_into_fewer_blocks(shared):
     """Better than the same blocks alone, the others dropped. Back into six: near the pair."""
     pytest.importorskip("transformers")
-    networks, depth, evaluate = (load_example(n) for n in ("networks", "depth", "evaluate"))
+    networks, depth, evaluate = (example(n) for n in ("networks", "depth", "evaluate"))
     first, second = pair(shared, "cifar10-vit")
     drop = list(depth.without_layers(evaluate.load(first), "vit.layers.", 4))
     x, y = images("cifar")
