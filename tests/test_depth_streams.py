@@ -498,6 +498,6 @@ def test_a_vit_into_fewer_blocks(shared):
     kept = tuple(int(p.source_layer.split(".")[2]) for p in report.depth[0].pairs[1:])
     plain = next(depth.without_layers(evaluate.load(first), "vit.layers.", 4, only=kept))
     scores = [depth.right(depth.logits(networks.vit4, s, test[0]), test) for s in (few, plain)]
-    assert scores[0] > 60 > scores[1] + 5, scores
+    assert scores[0] > max(67, scores[1] + 4), scores
     back, _ = otfuse_cli.merge(few, second, arch={0: networks.vit4, 1: networks.vit}, **samples)
     assert depth.right(depth.logits(networks.vit, back, test[0]), test) > 72
