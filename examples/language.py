@@ -23,19 +23,19 @@ import transformers
 
 import otfuse_cli
 
-CONTEXT, BATCH, RATE = 64, 32, 2e-3
+CONTEXT, BATCH, RATE, LAYERS = 64, 32, 2e-3, 3
 SIZES: dict[str, Any] = {"vocab_size": 128, "tie_word_embeddings": False, "dtype": "float32"}
 ENDS = {"bos_token_id": None, "eos_token_id": None}
 
 
-def network(kind: str) -> transformers.PreTrainedModel:
+def network(kind: str, layers: int = LAYERS) -> transformers.PreTrainedModel:
     """Untrained."""
     if kind == "gpt2":
-        sizes = {"n_embd": 96, "n_layer": 3, "n_head": 4, "n_positions": CONTEXT}
+        sizes = {"n_embd": 96, "n_layer": layers, "n_head": 4, "n_positions": CONTEXT}
         off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
         config = transformers.GPT2Config(**SIZES, **sizes, **off, **ENDS)
         return transformers.GPT2LMHeadModel(config)
-    sizes = {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 3}
+    sizes = {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": layers}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24}
     config = transformers.LlamaConfig(
         **SIZES, **sizes, **heads, **ENDS, max_position_embeddings=CONTEXT
@@ -54,14 +54,17 @@ def windows(tokens: torch.Tensor) -> torch.Tensor:
     return tokens[: len(tokens) // CONTEXT * CONTEXT].view(-1, CONTEXT)
 
 
-def trained(kind: str, seed: int, tokens: torch.Tensor, steps: int, cache: Path) -> Path:
+def trained(
+    kind: str, seed: int, tokens: torch.Tensor, steps: int, cache: Path, *, layers: int = LAYERS
+) -> Path:
     """A folder as transformers saves it, from the cache if it is there."""
-    folder = cache / f"language-{kind}-{steps}-{seed}"
+    depth = "" if layers == LAYERS else f"-{layers}-layers"
+    folder = cache / f"language-{kind}{depth}-{steps}-{seed}"
     if (folder / "config.json").exists():
         return folder
     began = time.process_time()
     torch.manual_seed(seed)
-    net = network(kind).train()
+    net = network(kind, layers).train()
     adam = torch.optim.AdamW(net.parameters(), lr=RATE, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(adam, RATE, total_steps=steps)
     for _ in range(steps):

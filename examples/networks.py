@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 
-def vit(hidden: int = 160) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+def vit(hidden: int = 160, layers: int = 6) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     """The small CIFAR-10 ViT (needs transformers), heads of 32, and an input."""
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(
         hidden_size=hidden,
-        num_hidden_layers=6,
+        num_hidden_layers=layers,
         num_attention_heads=hidden // 32,
         intermediate_size=2 * hidden,
         image_size=32,
@@ -27,6 +27,11 @@ def vit(hidden: int = 160) -> tuple[nn.Module, dict[str, torch.Tensor]]:
         attention_probs_dropout_prob=0.0,
     )
     return ViTForImageClassification(config), {"pixel_values": torch.randn(4, 3, 32, 32)}
+
+
+def vit4() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """The same with two blocks fewer."""
+    return vit(layers=4)
 
 
 def mlpnet() -> tuple[nn.Module, torch.Tensor]:

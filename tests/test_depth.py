@@ -185,20 +185,26 @@ def test_ordered_pairs_are_the_best_of_all(anchors, sources, seed):
 @given(st.integers(1, 4), st.integers(1, 4), st.booleans(), st.integers(0, 10_000))
 def test_a_covering_is_the_best_of_all(anchors, sources, begin, seed):
     begin = begin and anchors > 1 and sources > 1
-    similarity = torch.rand(
-        anchors, sources, generator=torch.Generator().manual_seed(seed)
-    ).double()
-    best, distinct = -1.0, min(anchors, sources)
-    for chosen in combinations_with_replacement(range(sources), anchors):
-        fits = chosen[-1] == sources - 1 and not (begin and chosen[0])
-        if fits and len(set(chosen)) == distinct:
-            best = max(best, sum(float(similarity[a, s]) for a, s in enumerate(chosen)))
-    found = covering(similarity, begin=begin)
-    assert sum(float(similarity[a, s]) for a, s in enumerate(found)) == pytest.approx(best)
-    assert list(found) == sorted(found)
-    assert len(set(found)) == distinct
-    assert found[-1] == sources - 1
-    assert not (begin and found[0])
+    generator = torch.Generator().manual_seed(seed)
+    similarity = torch.rand(anchors, sources, generator=generator).double()
+    between = torch.rand(sources, sources, generator=generator).double() - 0.8
+    for costs in (None, between):
+
+        def worth(chosen, costs=costs):
+            alike = sum(float(similarity[a, s]) for a, s in enumerate(chosen))
+            return alike + sum(0.0 if costs is None else float(costs[p]) for p in pairwise(chosen))
+
+        best, distinct = -float("inf"), min(anchors, sources)
+        for chosen in combinations_with_replacement(range(sources), anchors):
+            fits = chosen[-1] == sources - 1 and not (begin and chosen[0])
+            if fits and len(set(chosen)) == distinct:
+                best = max(best, worth(chosen))
+        found = covering(similarity, begin=begin, between_SS=costs)
+        assert worth(found) == pytest.approx(best)
+        assert list(found) == sorted(found)
+        assert len(set(found)) == distinct
+        assert found[-1] == sources - 1
+        assert not (begin and found[0])
 
 
 def test_of_equals_the_earliest_is_taken():

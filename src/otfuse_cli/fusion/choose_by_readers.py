@@ -17,6 +17,7 @@ from torch import Tensor
 from ..graph.analysis.fit_targets import Fit, fits
 from ..graph.axes import axis_units
 from ..graph.model import LayerGraph, Role
+from ..matching.counterpart import Counterpart
 from ..matching.unfold import unfold
 from .lockstep import Parent
 from .patches import along_outputs
@@ -107,7 +108,7 @@ def _readers(parents: Sequence[Parent], space: str) -> Iterable[dict[int, tuple[
             if graph.tensors[name].axes[dim].roles != {Role.CONSUME} or name not in layers:
                 continue
             meant: tuple[str, int | None] = (name, None)
-            if other is not None:
+            if isinstance(other, Counterpart):
                 meant = (other.outputs[name], None) if name in other.outputs else (name, at)
             by_name.setdefault(meant, {})[at] = (layers[name], dim)
     return by_name.values()
@@ -115,7 +116,8 @@ def _readers(parents: Sequence[Parent], space: str) -> Iterable[dict[int, tuple[
 
 def _read_as(parent: Parent, space: str) -> str:
     """The space in which a parent's units are read."""
-    return space if parent.counterpart is None else parent.counterpart.read_as.get(space, space)
+    other = parent.counterpart
+    return other.read_as.get(space, space) if isinstance(other, Counterpart) else space
 
 
 def _read(parent: Parent, fit: Fit, dim: int, space: str) -> Tensor:

@@ -24,6 +24,7 @@ from ..matching.alignment import Alignment
 from ..matching.apply import transport, transport_value
 from ..matching.counterpart import Counterpart
 from ..matching.models import Model
+from ..matching.stream_counterpart import StreamCounterpart
 from ..running.execute import Walk
 from ..transport.basis import Basis
 from ..transport.choice import Choice
@@ -137,9 +138,10 @@ def fresh_outputs(anchor: LayerGraph, parents: Sequence[Parent]) -> dict[str, Te
     """
     fresh: dict[str, Tensor] = {}
     for parent in parents:
-        if parent.counterpart is None or parent.alignment is None:
+        other = parent.counterpart
+        if not isinstance(other, Counterpart) or parent.alignment is None:
             continue
-        for name in sorted(parent.counterpart.fresh):
+        for name in sorted(other.fresh):
             outputs = _own_outputs(anchor, name, parent.alignment)
             fresh[name] = outputs | fresh[name] if name in fresh else outputs
     return fresh
@@ -159,7 +161,7 @@ def union(
     anchor: Model,
     parents: Sequence[tuple[Model, Alignment, float]],
     *,
-    others: Mapping[int, Counterpart] | None = None,
+    others: Mapping[int, Counterpart | StreamCounterpart] | None = None,
 ) -> Tensor:
     """One tensor of the reduced union before any fit, float32.
 
@@ -180,13 +182,11 @@ def union(
     total: Tensor | None = None
     for model, alignment, weight in parents:
         other = None if others is None else others.get(model.index)
-        own_name = name if other is None else other.tensors.get(name)
-        if own_name is None:
-            continue
-        moved = transport(model.read(own_name), own_name, model.graph, alignment)
-        # Rows of chosen units belong to one parent each, and are zero in the others' parts.
-        term = moved if moves else weight * moved
-        total = term if total is None else total + term
+        for own_name in (name,) if other is None else other.own_tensors(name):
+            moved = transport(model.read(own_name), own_name, model.graph, alignment)
+            # Rows of chosen units belong to one parent each, and are zero in the others' parts.
+            term = moved if moves else weight * moved
+            total = term if total is None else total + term
     if total is None:
         total = torch.zeros_like(anchor_tensor)
     if others and _holds_variances(anchor, name):
@@ -202,16 +202,14 @@ def joined_value(name: str, parents: Sequence[Parent], walks: Sequence[Walk]) ->
     """What the chosen units of the parents have there; where none are, the weighted mean."""
     total: Tensor | None = None
     for parent, walk in zip(parents, walks, strict=True):
-        value = parent.value(name, walk)
-        if value is None:
-            continue  # of another depth: its units are none of those that were chosen here
-        axes = parent.axes(name)
         assert parent.alignment is not None
-        units = units_of(axis for axis in axes if axis is not None)
-        moves = not parent.alignment.maps.keys().isdisjoint(units)
-        moved = transport_value(value, axes, parent.graph, parent.alignment)
-        term = moved if moves else parent.weight * moved
-        total = term if total is None else total + term
+        # One of another depth has none where its units are none of those that were chosen.
+        for value, axes in parent.parts(name, walk):
+            units = units_of(axis for axis in axes if axis is not None)
+            moves = not parent.alignment.maps.keys().isdisjoint(units)
+            moved = transport_value(value, axes, parent.graph, parent.alignment)
+            term = moved if moves else parent.weight * moved
+            total = term if total is None else total + term
     assert total is not None
     return total
 

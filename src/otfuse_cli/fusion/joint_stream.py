@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
+from ..graph.analysis.attentions import Attention
 from ..graph.analysis.fit_targets import Fit, Layer, fits, linear_layers
-from ..graph.analysis.streams import Face, Stream
-from ..graph.model import Role
+from ..graph.analysis.streams import Stream, normed_stream
+from ..graph.model import LayerGraph, Role
 from ..matching.alignment import Alignment
 from ..matching.models import Model
+from ..matching.stream_counterpart import NormedSum, StreamCounterpart
 from ..running.samples import Samples
 from ..transport.choice import Choice
 from ..transport.maps import Map
@@ -45,6 +47,38 @@ class StreamParent:
     stream: Stream
     run: Parent
 
+    @property
+    def other(self) -> StreamCounterpart | None:
+        """What of it stands for what of the anchor, where its depth is another."""
+        other = self.run.counterpart
+        return other if isinstance(other, StreamCounterpart) else None
+
+    def reads(self, value: str) -> tuple[str, ...]:
+        """What its layers read that stand for those of the anchor that read `value`."""
+        return (value,) if self.other is None else self.other.reads[value]
+
+    def silent(self) -> frozenset[str]:
+        """Tensors of layers that make heads or units which write nothing to the stream."""
+        graph, made = self.model.graph, set[str]()
+        inner = {attention.heads: attention.output.tensor for attention in self.stream.attentions}
+        inner |= {space: _reader(graph, self.stream, space) for space in self.stream.units}
+        for space, reader in inner.items():
+            if not bool(self.run.tensors[reader].any()):
+                made.update(graph.producers(space))
+        return frozenset(made)
+
+    def normed(self, value: str) -> str | NormedSum:
+        """What of its stream stands for what layers of the anchor read behind a norm."""
+        return value if self.other is None else self.other.normed[value]
+
+    def attentions(self, at: int) -> tuple[Attention, ...]:
+        """Its attention layers that stand for one of the anchor, by its number."""
+        return (self.stream.attentions[at],) if self.other is None else self.other.attentions[at]
+
+    def spaces(self, space: str) -> tuple[str, ...]:
+        """Its spaces of units that stand for one of the anchor."""
+        return (space,) if self.other is None else self.other.spaces[space]
+
 
 @dataclass(frozen=True)
 class Union:
@@ -62,7 +96,13 @@ class Union:
 
 
 def reduce_streams(
-    anchor: Model, parts: Sequence[StreamParent], samples: Samples, ridge: float, *, device: str
+    anchor: Model,
+    parts: Sequence[StreamParent],
+    samples: Samples,
+    ridge: float,
+    *,
+    device: str,
+    named: Parent | None = None,
 ) -> Union:
     """Choose the basis, heads and units, and put the union of the parents into them.
 
@@ -72,11 +112,13 @@ def reduce_streams(
         samples: What they are run on.
         ridge: Of a fit with 1,000 rows.
         device: Where.
+        named: A network with the anchor's values and tensors, to try positions on; None where the
+            first parent is one.
 
     Raises:
         UsageError: Heads of different widths, or units that write to more than the stream.
     """
-    work = _Reduction(anchor, parts, samples, device)
+    work = _Reduction(anchor, parts, samples, device, named or parts[0].run)
     alignments = work.alignments()
     tensors = {n: work.tensor(n, alignments) for n in anchor.checkpoint.infos}
 
@@ -97,50 +139,102 @@ def stress(counts: Mapping[str, Tensor | None], ridge: float) -> Stress:
     return weigh
 
 
+@dataclass(frozen=True)
+class _Supplier:
+    """A layer whose heads or units can be chosen: the parent's number, their space, who reads."""
+
+    part: int
+    space: str
+    reader: str
+    attention: Attention | None = None
+
+
 class _Reduction:
     def __init__(
-        self, anchor: Model, parts: Sequence[StreamParent], samples: Samples, device: str
+        self,
+        anchor: Model,
+        parts: Sequence[StreamParent],
+        samples: Samples,
+        device: str,
+        named: Parent,
     ) -> None:
         self.anchor, self.parts, self.samples, self.device = anchor, parts, samples, device
-        self.graph = anchor.graph
-        self.stream = parts[0].stream
+        self.graph, self.stream = anchor.graph, normed_stream(anchor.graph)
         self.runs = [part.run for part in parts]
-        program = self.runs[0].program
+        program = self.program = named.program
         self.layers: Mapping[str, Layer] = {layer.weight: layer for layer in linear_layers(program)}
         writers = [f.weight for f in self.stream.writers if f.weight in self.layers]
         self.last = max(writers, key=lambda n: program.position[self.layers[n].node])
-        positions = Positions(program, self.runs[0].tensors, samples, device=device)
+        positions = Positions(program, named.tensors, samples, device=device)
         self.counts = read_out(positions, fits(program)[0], self.last)
-        # Of heads by output weight, of units by space: what reads which of all parents' units.
-        self.reads: dict[str, list[Tensor]] = {}
-        require_alike([p.stream.attentions for p in parts])
+        # Of heads by output weight: what reads which of all parents' heads, and whose they are.
+        self.reads: dict[str, tuple[list[_Supplier], list[Tensor]]] = {}
+        # By what reads heads or units, the layers of all parents that could give them.
+        self.suppliers: dict[str, list[_Supplier]] = {}
+        # How many of them are taken.
+        self.most: dict[str, int] = {}
 
     def alignments(self) -> tuple[Alignment, ...]:
         readers = dict.fromkeys(self.layers[f.weight].input for f in self.stream.readers)
-        outputs = [a.output.tensor for a in self.stream.attentions]
+        self.suppliers = self._attention_suppliers()
+        outputs = list(self.suppliers)
         spaces: dict[str, str] = {}  # of units, by the layer that reads them
         for space in self.stream.units:
-            spaces.setdefault(self._reader(space), space)
+            spaces.setdefault(_reader(self.graph, self.stream, space), space)
+        self.suppliers |= {weight: self._unit_suppliers(s) for weight, s in spaces.items()}
+        heads = {a.output.tensor: a.heads for a in self.stream.attentions}
+        for weight, space in (heads | spaces).items():
+            self.most[weight] = self.graph.spaces[space].size
         inner = [*outputs, *spaces]
-        places = [Place(node, self._at(node), each=True) for node in readers]
-        for weight in inner:
-            layer = self.layers[weight]
-            places.append(Place(layer.input, self.counts[layer.node]))
+        places = [self._normed(node) for node in readers]
+        places += [self._inner(weight) for weight in inner]
         sums = list(covariances(self.runs, places, self.samples, device=self.device))
         total = sum(sums[: len(readers)], torch.zeros(()))
         weights = [p.run.weight for p in self.parts]
-        streams = [(p.stream, p.run.tensors) for p in self.parts]
+        streams = [(p.stream, p.run.tensors, p.silent()) for p in self.parts]
         width = self.graph.spaces[self.stream.space].size
         self.bases = joint_basis(total, streams, weights, width)
-        maps: list[dict[str, Map]] = [{self.stream.space: b} for b in self.bases]
+        maps: list[dict[str, Map]] = []
+        for part, basis in zip(self.parts, self.bases, strict=True):
+            maps.append({part.stream.space: basis})
         for weight, covariance in zip(inner, sums[len(readers) :], strict=True):
-            if weight in spaces:
-                chosen = self._units(spaces[weight], weight, covariance)
-            else:
-                chosen = self._heads(weight, covariance)
-            for parent_maps, (name, choice) in zip(maps, chosen, strict=True):
-                parent_maps[name] = choice
+            choose = self._units if weight in spaces else self._heads
+            chosen = choose(weight, covariance)
+            for supplier, choice in zip(self.suppliers[weight], chosen, strict=True):
+                maps[supplier.part][supplier.space] = choice
         return tuple(Alignment(m) for m in maps)
+
+    def _attention_suppliers(self) -> dict[str, list[_Supplier]]:
+        suppliers: dict[str, list[_Supplier]] = {}
+        for at, attention in enumerate(self.stream.attentions):
+            every = suppliers[attention.output.tensor] = list[_Supplier]()
+            for number, part in enumerate(self.parts):
+                for own in part.attentions(at):
+                    every.append(_Supplier(number, own.heads, own.output.tensor, own))
+            require_alike([[own.attention] for own in every if own.attention is not None])
+        return suppliers
+
+    def _unit_suppliers(self, space: str) -> list[_Supplier]:
+        suppliers = list[_Supplier]()
+        for number, part in enumerate(self.parts):
+            for own in part.spaces(space):
+                reader = _reader(part.model.graph, part.stream, own)
+                suppliers.append(_Supplier(number, own, reader))
+        return suppliers
+
+    def _normed(self, node: str) -> Place:
+        """Where the streams are seen that layers of the anchor read."""
+        own = tuple((part.normed(node),) for part in self.parts)
+        return Place(node, self._at(node), each=True, own=own)
+
+    def _inner(self, weight: str) -> Place:
+        """What the heads or units that a layer reads do, of all parents side by side."""
+        layer = self.layers[weight]
+        return Place(
+            layer.input,
+            self.counts[layer.node],
+            own=tuple(part.reads(layer.input) for part in self.parts),
+        )
 
     def _at(self, node: str) -> Tensor | None:
         """Positions that count where the stream is read: those that any reader needs."""
@@ -151,55 +245,39 @@ class _Reduction:
             if layer_counts is None:
                 return None
             counts.append(layer_counts)
-        counts_P = torch.stack(counts).amax(0)
-        return (counts_P >= 1).double()
+        needed_P = torch.stack(counts).amax(0) >= 1
+        # Nobody needs what is read in a layer that adds nothing: all positions are alike there.
+        return needed_P.double() if bool(needed_P.any()) else None
 
-    def _reader(self, space: str) -> str:
-        """The one layer that reads the units of a space and writes to the stream."""
-        graph = self.graph
-        names: list[str] = []
-        for name, dim in graph.members[space]:
-            if Role.CONSUME in graph.tensors[name].axes[dim].roles:
-                names.append(name)
-        if len(names) != 1 or names[0] not in {f.weight for f in self.stream.writers}:
-            raise UsageError(
-                "joint fusion can't choose among some units",
-                where=f"space {space}",
-                why="they are not read by one layer that writes to the residual stream",
-                fix="use --blend average",
-            )
-        return names[0]
-
-    def _face(self, weight: str) -> Face:
-        return next(f for f in self.stream.writers if f.weight == weight)
-
-    def _write(self, weight: str) -> Tensor:
+    def _write(self, suppliers: Sequence[_Supplier]) -> Tensor:
         """What the units of all parents write to the fused stream, d x U, weights included."""
-        face = self._face(weight)
-        parts = []
-        for part, basis in zip(self.parts, self.bases, strict=True):
-            matrix = part.run.tensors[weight].movedim(face.dim, 0).double()
-            parts.append(basis.made_MN.to(matrix) @ matrix)
-        return torch.cat(parts, 1)
+        written = list[Tensor]()
+        for supplier in suppliers:
+            part, basis = self.parts[supplier.part], self.bases[supplier.part]
+            face = next(f for f in part.stream.writers if f.weight == supplier.reader)
+            matrix = part.run.tensors[supplier.reader].movedim(face.dim, 0).double()
+            written.append(basis.made_MN.to(matrix) @ matrix)
+        return torch.cat(written, 1)
 
-    def _heads(self, weight: str, covariance: Tensor) -> list[tuple[str, Choice]]:
-        at = next(i for i, a in enumerate(self.stream.attentions) if a.output.tensor == weight)
-        attentions = [p.stream.attentions[at] for p in self.parts]
-        space, counts = attentions[0].heads, [a.output.sizes[0] for a in attentions]
-        most = self.graph.spaces[space].size
+    def _heads(self, weight: str, covariance: Tensor) -> list[Choice]:
+        suppliers = self.suppliers[weight]
+        counts = [s.attention.output.sizes[0] for s in suppliers if s.attention is not None]
         heads = sum(counts)
-        chosen = choose_heads(covariance, self._write(weight), heads, most)
+        write = self._write(suppliers)
+        chosen = choose_heads(covariance, write, heads, self.most[weight])
         places = torch.arange(len(covariance)).view(heads, -1)
         inside = places[list(chosen)].flatten().to(covariance.device)
         widths = [c * places.shape[1] for c in counts]
-        self.reads[weight] = list(torch.split_with_sizes(read_from(covariance, inside), widths))
-        return [(space, c) for c in split_choice(torch.tensor(chosen), counts, None)]
+        reads = torch.split_with_sizes(read_from(covariance, inside), widths)
+        self.reads[weight] = suppliers, list(reads)
+        return split_choice(torch.tensor(chosen), counts, None)
 
-    def _units(self, space: str, weight: str, covariance: Tensor) -> list[tuple[str, Choice]]:
-        counts = [p.model.graph.spaces[space].size for p in self.parts]
-        chosen_M = choose_units(covariance, self._write(weight), self.graph.spaces[space].size)
+    def _units(self, weight: str, covariance: Tensor) -> list[Choice]:
+        suppliers = self.suppliers[weight]
+        counts = [self.parts[s.part].model.graph.spaces[s.space].size for s in suppliers]
+        chosen_M = choose_units(covariance, self._write(suppliers), self.most[weight])
         read_UM = combinations(covariance, chosen_M)
-        return [(space, c) for c in split_choice(chosen_M.cpu(), counts, read_UM)]
+        return split_choice(chosen_M.cpu(), counts, read_UM)
 
     def tensor(self, name: str, alignments: Sequence[Alignment]) -> Tensor:
         """One tensor of the union, reduced."""
@@ -207,18 +285,39 @@ class _Reduction:
         anchor_tensor = self.anchor.read(name)
         if name in gains:
             return torch.ones_like(anchor_tensor, dtype=torch.float32)
-        shares = [p.run.weight for p in self.parts]
         if name not in self.reads:
             if not anchor_tensor.is_floating_point():
                 return anchor_tensor
-            models = [part.model for part in self.parts]
-            parts = list(zip(models, alignments, shares, strict=True))
-            return union(name, self.anchor, parts).float()
-        at = next(i for i, a in enumerate(self.stream.attentions) if a.output.tensor == name)
-        attentions = [p.stream.attentions[at] for p in self.parts]
+            parts = []
+            for part, alignment in zip(self.parts, alignments, strict=True):
+                parts.append((part.model, alignment, part.run.weight))
+            others = {p.model.index: p.other for p in self.parts if p.other is not None}
+            return union(name, self.anchor, parts, others=others).float()
+        suppliers, reads = self.reads[name]
         # The heads are chosen already: only the stream has to be moved.
         parents: list[Parent] = []
-        for part, basis in zip(self.parts, self.bases, strict=True):
-            alignment = Alignment({self.stream.space: basis})
-            parents.append(replace(part.run, alignment=alignment))
-        return read_through(attentions, parents, self.reads[name])
+        for supplier in suppliers:
+            part, basis = self.parts[supplier.part], self.bases[supplier.part]
+            parents.append(replace(part.run, alignment=Alignment({part.stream.space: basis})))
+        layers = [s.attention for s in suppliers if s.attention is not None]
+        return read_through(layers, parents, reads)
+
+
+def _reader(graph: LayerGraph, stream: Stream, space: str) -> str:
+    """The one layer that reads the units of a space and writes to the stream.
+
+    Raises:
+        UsageError: There is none.
+    """
+    names: list[str] = []
+    for name, dim in graph.members[space]:
+        if Role.CONSUME in graph.tensors[name].axes[dim].roles:
+            names.append(name)
+    if len(names) != 1 or names[0] not in {f.weight for f in stream.writers}:
+        raise UsageError(
+            "joint fusion can't choose among some units",
+            where=f"space {space}",
+            why="they are not read by one layer that writes to the residual stream",
+            fix="use --blend average",
+        )
+    return names[0]

@@ -15,6 +15,7 @@ from ..graph.model import LayerGraph
 from ..graph.trace.program import Axes, Program
 from ..matching.alignment import Alignment
 from ..matching.counterpart import Counterpart
+from ..matching.stream_counterpart import StreamCounterpart
 from ..running.execute import Walk, flat_inputs
 from ..running.samples import Samples
 
@@ -39,23 +40,17 @@ class Parent:
     weight: float
     graph: LayerGraph
     alignment: Alignment | None = None
-    counterpart: Counterpart | None = None
+    counterpart: Counterpart | StreamCounterpart | None = None
 
     def own_values(self, names: Iterable[str]) -> Iterable[str]:
         """Its values that stand for some of the anchor's."""
         return names if self.counterpart is None else self.counterpart.own_values(names)
 
-    def value(self, name: str, walk: Walk) -> Tensor | None:
-        """What stands for a value of the anchor in one of its passes; None where nothing does."""
+    def parts(self, name: str, walk: Walk) -> list[tuple[Tensor, Axes]]:
+        """What stands for a value of the anchor in one of its passes, each part with its axes."""
         if self.counterpart is not None:
-            return self.counterpart.value(name, walk)
-        value: Tensor = walk[name]
-        return value
-
-    def axes(self, name: str) -> Axes:
-        """Axes of that."""
-        held = self.program.axes if self.counterpart is None else self.counterpart.axes
-        return held[name]
+            return self.counterpart.parts(name, walk)
+        return [(walk[name], self.program.axes[name])]
 
     def done_with(self, names: Iterable[str]) -> Iterable[str]:
         """Its values that nobody asks for after these values of the anchor."""

@@ -83,7 +83,7 @@ def read_out(positions: Positions, fits: Sequence[Fit], last: str) -> dict[str, 
     counts_of: dict[str, Tensor | None] = {}
     nodes = {fit.layer.weight: fit.layer.node for fit in fits}
     read_P = positions.reached(nodes[last])
-    if bool(read_P.all()):
+    if bool(read_P.all()) or not bool(read_P.any()):  # the layer gives what changes nothing
         return dict.fromkeys(f.layer.node for f in fits)
     everything = False
     for fit in reversed(fits):

@@ -10,7 +10,7 @@ positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from ..graph.analysis.streams import Stream
 from ..matching.canonical import faces
 from ..matching.matchers.orthogonal import complement
+from ..matching.stream_counterpart import NormedSum
 from ..running.execute import Walk, flat_inputs
 from ..running.samples import Samples
 from ..transport.basis import Basis
@@ -35,11 +36,34 @@ _NOTHING = 1e-9
 
 @dataclass(frozen=True)
 class Place:
-    """A value to look at, the same in every parent, and how often its positions count."""
+    """Values to look at, side by side, and how often their positions count.
+
+    Attributes:
+        node: In every parent the value of this name.
+        counts_P: How often each position counts; None for all once.
+        each: Centred at every position instead of over all.
+        own: For each parent its values, where they are others.
+    """
 
     node: str
     counts_P: Tensor | None = None
-    each: bool = False  # centred at every position instead of over all
+    each: bool = False
+    own: tuple[tuple[str | NormedSum, ...], ...] | None = None
+
+    def values(self, parent: int) -> tuple[str | NormedSum, ...]:
+        """The values of a parent, by its number."""
+        return (self.node,) if self.own is None else self.own[parent]
+
+    def names(self, parent: int) -> Iterator[str]:
+        """What has to be computed for them."""
+        for value in self.values(parent):
+            yield from (value,) if isinstance(value, str) else (name for name, _ in value.terms)
+
+    def seen(self, parent: int, walk: Walk) -> list[Tensor]:
+        """The values of a parent in a pass of it."""
+        for name in self.names(parent):
+            walk.to(name)
+        return [walk[v] if isinstance(v, str) else v.value(walk) for v in self.values(parent)]
 
 
 def covariances(
@@ -49,19 +73,35 @@ def covariances(
 
     One pass; memory is that of the sums.
     """
-    order = sorted(places, key=lambda p: parents[0].program.position[p.node])
-    sums = {place.node: _Sums(place) for place in places}
+    position = parents[0].program.position
+    order = sorted(range(len(places)), key=lambda at: position[places[at].node])
+    sums = [_Sums(place) for place in places]
+    keep = [_kept(places, order, at) for at in range(len(parents))]
     for batch in samples.batches(parents[0].program.batch):
         walks: list[Walk] = []
-        for parent in parents:
+        for parent, kept in zip(parents, keep, strict=True):
             inputs = flat_inputs(parent.program, batch, device)
-            walks.append(Walk(parent.program, parent.tensors, inputs))
-        for place in order:
-            values = [walk.to(place.node) for walk in walks]
-            size = walks[0].program.batch
-            rows = torch.cat([v.reshape(size, -1, v.shape[-1]) for v in values], -1)
-            sums[place.node].add(rows[: batch.count])
-    return (sums[place.node].covariance() for place in places)
+            walks.append(Walk(parent.program, parent.tensors, inputs, kept))
+        size = walks[0].program.batch
+        for at in order:
+            parts = list[Tensor]()
+            for number, walk in enumerate(walks):
+                values = places[at].seen(number, walk)
+                parts += [v.reshape(size, -1, v.shape[-1]) for v in values]
+            sums[at].add(torch.cat(parts, -1)[: batch.count])
+            for walk, kept in zip(walks, keep, strict=True):
+                for name in kept:
+                    if kept[name] == at:
+                        walk.release(name)
+    return (total.covariance() for total in sums)
+
+
+def _kept(places: Sequence[Place], order: Sequence[int], parent: int) -> dict[str, int]:
+    """By value of a parent, the place at which it is asked for last."""
+    last: dict[str, int] = {}
+    for at in order:
+        last |= dict.fromkeys(places[at].names(parent), at)
+    return last
 
 
 class _Sums:
@@ -101,7 +141,7 @@ class _Sums:
 
 def joint_basis(
     covariance_NN: Tensor,
-    streams: Sequence[tuple[Stream, Mapping[str, Tensor]]],
+    streams: Sequence[tuple[Stream, Mapping[str, Tensor], Collection[str]]],
     weights: Sequence[float],
     width: int,
 ) -> list[Basis]:
@@ -109,13 +149,13 @@ def joint_basis(
 
     Args:
         covariance_NN: Of the normalised streams side by side, over all places where they are read.
-        streams: Stream and tensors of each parent, in canonical form.
+        streams: Of each parent, in canonical form: stream, tensors, and layers that read to no end.
         weights: Importance of each parent; they sum to 1.
         width: d.
     """
     device = covariance_NN.device
     count = len(streams)
-    metrics = [_metric(stream, tensors) for stream, tensors in streams]
+    metrics = [_metric(*stream) for stream in streams]
     # Powers count by the parents' weights, which are 1 / count where all count alike.
     shares: list[Tensor] = []
     for metric, weight in zip(metrics, weights, strict=True):
@@ -156,9 +196,10 @@ def joint_basis(
     return bases
 
 
-def _metric(stream: Stream, tensors: Mapping[str, Tensor]) -> Tensor:
+def _metric(stream: Stream, tensors: Mapping[str, Tensor], silent: Collection[str]) -> Tensor:
     """How much each direction of a stream is read: mean 1, and a floor."""
-    readers = [faces(face, tensors).double() for face in stream.readers]
+    heard = [face for face in stream.readers if face.weight not in silent]
+    readers = [faces(face, tensors).double() for face in heard or stream.readers]
     if stream.centred:
         readers = [r - r.mean(0) for r in readers]
     size = len(readers[0])

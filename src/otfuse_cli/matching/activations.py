@@ -25,7 +25,7 @@ from .unfold import unfold
 
 # Columns of one tap's features: more positions than this say nothing new.
 _MOST_COLUMNS = 10_000
-_ACTIVATIONS = frozenset(
+ACTIVATIONS = frozenset(
     {
         *("relu", "relu_", "relu6", "prelu", "leaky_relu", "elu", "celu", "selu", "gelu"),
         *("silu", "silu_", "mish", "softplus", "tanh", "sigmoid"),
@@ -191,7 +191,7 @@ def _normed(program: Program, node: Node) -> Node:
 
 def after_activation(node: Node) -> Node:
     """The activation function of a value, or the value itself where there is none."""
-    readers = [n for n in node.users if operator_name(n) in _ACTIVATIONS]
+    readers = [n for n in node.users if operator_name(n) in ACTIVATIONS]
     return readers[0] if readers else node
 
 

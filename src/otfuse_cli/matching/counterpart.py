@@ -70,17 +70,31 @@ class Counterpart:
     def value(self, name: str, walk: Walk) -> Tensor | None:
         """What stands for a value of the anchor in a pass; None where nothing does."""
         terms = self.values.get(name)
-        if terms is None:
-            return None
-        total: Tensor | None = None
-        for own, factor in terms:
-            term = walk[own] if factor == 1 else factor * walk[own]
-            total = term if total is None else total + term
-        return total
+        return None if terms is None else summed(terms, walk)
+
+    def parts(self, name: str, walk: Walk) -> list[tuple[Tensor, Axes]]:
+        """The same with its axes; [] where nothing does."""
+        value = self.value(name, walk)
+        return [] if value is None else [(value, self.axes[name])]
 
     def own_values(self, names: Iterable[str]) -> tuple[str, ...]:
         """Own values that stand for some of the anchor's."""
         return tuple(own for name in names for own, _ in self.values.get(name, ()))
+
+    def own_tensors(self, name: str) -> tuple[str, ...]:
+        """The own tensor that does what one of the anchor does, if there is one."""
+        own = self.tensors.get(name)
+        return () if own is None else (own,)
+
+
+def summed(terms: Terms, walk: Walk) -> Tensor:
+    """The sum of own values, each times its factor, in a pass."""
+    total: Tensor | None = None
+    for own, factor in terms:
+        term: Tensor = walk[own] if factor == 1 else factor * walk[own]
+        total = term if total is None else total + term
+    assert total is not None
+    return total
 
 
 @dataclass
@@ -228,7 +242,7 @@ def counterpart(
         tuple(drawn.pairs),
         drawn.values,
         _axes(drawn, program),
-        _released(anchor, drawn.values),
+        released_with(fits(anchor.program)[0], drawn.values),
         tensors,
         outputs,
         drawn.read_as,
@@ -358,10 +372,10 @@ def _same_units(
     return in_place and ours.shape[dim] == theirs.shape[dim]
 
 
-def _released(anchor: Staged, values: Mapping[str, Terms]) -> dict[str, tuple[str, ...]]:
-    """Own values by the last of the anchor's that they stand for, in the order of its fits."""
+def released_with(layers: Iterable[Fit], values: Mapping[str, Terms]) -> dict[str, tuple[str, ...]]:
+    """Own values by the last of the anchor's that they stand for, in the order of its layers."""
     last: dict[str, str] = {}
-    for fit in fits(anchor.program)[0]:
+    for fit in layers:
         for own, _ in values.get(fit.target, ()):
             last[own] = fit.target
     released: dict[str, tuple[str, ...]] = {}

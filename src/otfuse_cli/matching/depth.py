@@ -76,15 +76,21 @@ def ordered_pairs(similarity_AS: Tensor) -> Pairs:
     return tuple(reversed(pairs))
 
 
-def covering(similarity_AS: Tensor, *, begin: bool) -> tuple[int, ...]:
+def covering(
+    similarity_AS: Tensor, *, begin: bool, between_SS: Tensor | None = None
+) -> tuple[int, ...]:
     """For each place of the anchor one of the source, in the order of both.
 
     No two have the same one, or where the source has fewer, every one of its places is somebody's.
-    The last has the last, with `begin` the first has the first; their similarities sum to the most
-    that is possible so. Of equals the earliest is taken.
+    The last has the last, with `begin` the first has the first; their similarities, and what
+    `between_SS` says of a place of the source and of the next that is taken, sum to the most that
+    is possible so. Of equals the earliest is taken.
     """
     anchors, sources = similarity_AS.shape
     once = sources >= anchors
+    if between_SS is None:
+        between_SS = similarity_AS.new_zeros(sources, sources)
+    between_SS = between_SS.double()
     allowed_AS = similarity_AS.double().clone()
     allowed_AS[-1, :-1] = -torch.inf
     if begin or not once:
@@ -93,12 +99,13 @@ def covering(similarity_AS: Tensor, *, begin: bool) -> tuple[int, ...]:
     best_AS[0] = allowed_AS[0]
     for a in range(1, anchors):
         for s in range(sources):
-            best_AS[a, s] = allowed_AS[a, s] + _most(best_AS[a - 1, slice(*_before(s, once))])
-    chosen, before = list[int](), (sources - 1, sources)
-    for a in reversed(range(anchors)):
-        s = before[0] + _first_best(best_AS[a, slice(*before)])
-        chosen.append(s)
-        before = _before(s, once)
+            before = slice(*_before(s, once))
+            best_AS[a, s] = allowed_AS[a, s] + _most(best_AS[a - 1, before] + between_SS[before, s])
+    chosen = [sources - 1]
+    for a in reversed(range(anchors - 1)):
+        first, end = _before(chosen[-1], once)
+        values_S = best_AS[a, first:end] + between_SS[first:end, chosen[-1]]
+        chosen.append(first + _first_best(values_S))
     return tuple(reversed(chosen))
 
 

@@ -28,7 +28,7 @@ Positions = tuple[int, ...]
 # Activations that change nothing the second time.
 _KEEPING = frozenset({"relu", "relu_", "relu6"})
 # Operations between a layer and the addition that it feeds which change nothing.
-_SAME = frozenset({"dropout", "alias", "clone", "contiguous", "detach"})
+SAME = frozenset({"dropout", "alias", "clone", "contiguous", "detach"})
 
 
 @dataclass(frozen=True)
@@ -188,8 +188,8 @@ def refused(why: str, label: str) -> IncompatibleModels:
     return IncompatibleModels(
         "networks of different depth that can't be fused",
         where=label,
-        why=f"{why}; joint fusion over depth takes chains of convolutions and linear layers, and "
-        "residual blocks of them",
+        why=f"{why}; joint fusion over depth takes chains of convolutions and linear layers, "
+        "residual blocks of them, and pre-norm transformers",
         fix="fuse networks of one depth",
     )
 
@@ -313,6 +313,6 @@ def _output(fit: Fit) -> str:
 
 def _behind(node: Node) -> Node:
     """The value that an operand is, through operations that change nothing."""
-    while node.op == "call_function" and operator_name(node) in _SAME:
+    while node.op == "call_function" and operator_name(node) in SAME:
         node = node.all_input_nodes[0]
     return node

@@ -23,6 +23,7 @@ from ..fusion.selection import Selection
 from ..graph.trace.program import Program
 from ..matching.activations import Activations, Observed, observe
 from ..matching.alignment import Alignment
+from ..matching.counterpart import Counterpart
 from ..matching.models import Model
 from ..matching.portfolio import Judge
 from ..report.records import RefitRecord, StepRecord
@@ -315,6 +316,7 @@ def seen_units(
             continue
         hearing = _Hearing(bench.judged.count)
         other = bench.parents.counterparts.get(model.index)
+        assert other is None or isinstance(other, Counterpart), "a stream has a basis, no units"
         seen[model.index] = observe(
             bench.programs[model.index],
             bench.tensors[model.index],

@@ -5,18 +5,23 @@ Only joint fusion takes them. It runs every parent whole, and asks it for what c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from ..errors import IncompatibleModels
+from ..errors import IncompatibleModels, UsageError
+from ..graph.analysis.streams import PostNorm, TiedOutput, has_heads, normed_stream
 from ..graph.axes import Unit
+from ..graph.model import LayerGraph, Space
+from ..graph.trace.program import Program
 from ..matching.counterpart import Counterpart, Similar, counterpart
 from ..matching.depth import as_rows, linear_cka, pooled
 from ..matching.models import Model
-from ..matching.stages import Staged, StagePlace, staged
+from ..matching.stages import Staged, StagePlace, refused, staged
+from ..matching.stream_blocks import Streamed, streamed
+from ..matching.stream_counterpart import StreamCounterpart, stream_counterpart
 from ..report.records import DepthPair, DepthRecord
 from ..running.execute import Walk, flat_inputs
 from .bench import Bench
@@ -30,19 +35,44 @@ class Looks:
     """What models show at their places on the inputs that are judged; each is run once."""
 
     bench: Bench
-    _staged: dict[int, Staged] = field(default_factory=dict)
+    _networks: dict[int, Staged | Streamed] = field(default_factory=dict)
     _seen: dict[int, dict[str, Tensor]] = field(default_factory=dict)
 
-    def staged(self, model: Model) -> Staged:
-        """The stages of a model.
+    def network(self, model: Model) -> Staged | Streamed:
+        """The stages of a model, or the blocks of a pre-norm transformer.
 
         Raises:
             IncompatibleModels: Its layers can't be compared.
         """
-        if model.index not in self._staged:
+        if model.index not in self._networks:
             program = self.bench.programs[model.index]
-            self._staged[model.index] = staged(program, model.graph, model.checkpoint.label)
-        return self._staged[model.index]
+            self._networks[model.index] = _read(program, model.graph, model.checkpoint.label)
+        return self._networks[model.index]
+
+    def counterpart(
+        self, anchor: Model, source: Model
+    ) -> tuple[Counterpart | StreamCounterpart, Program, LayerGraph]:
+        """What of a source stands for what of the anchor; its program and graph to work with.
+
+        Raises:
+            IncompatibleModels: They differ in more than depth and widths.
+        """
+        ours, theirs = self.network(anchor), self.network(source)
+        labels = (source.checkpoint.label, anchor.checkpoint.label)
+        similar = self.similarity(anchor, source)
+        if isinstance(ours, Streamed) and isinstance(theirs, Streamed):
+            within = self.similarity(source, source)
+            found = stream_counterpart(ours, theirs, similar, within, labels=labels)
+            return found, theirs.program, theirs.graph
+        if isinstance(ours, Staged) and isinstance(theirs, Staged):
+            return counterpart(ours, theirs, similar, labels=labels)
+        streams = labels[0 if isinstance(theirs, Streamed) else 1]
+        raise IncompatibleModels(
+            "networks that differ in more than depth and widths",
+            where=f"{labels[0]} and {labels[1]}",
+            why=f"{streams} is a transformer, the other one is not",
+            fix="fuse networks of one kind",
+        )
 
     def similarity(self, anchor: Model, source: Model) -> Similar:
         """Linear CKA of two seen values, the anchor's first; each pair is computed once."""
@@ -60,7 +90,7 @@ class Looks:
         """By seen value, what its units do: (inputs, units, *grid), float32."""
         if model.index in self._seen:
             return self._seen[model.index]
-        bench, network = self.bench, self.staged(model)
+        bench, network = self.bench, self.network(model)
         batches: dict[str, list[Tensor]] = {place.seen: [] for place in network.places}
         for batch in bench.judged.batches(network.program.batch):
             inputs = flat_inputs(network.program, batch, bench.runtime.device)
@@ -72,6 +102,20 @@ class Looks:
         return self._seen[model.index]
 
 
+def _read(program: Program, graph: LayerGraph, label: str) -> Staged | Streamed:
+    """A network as it is compared: a transformer by its blocks, another by its stages."""
+    if not has_heads(graph):
+        return staged(program, graph, label)
+    try:
+        stream = normed_stream(graph)
+    except UsageError as error:
+        why = f"its units move as heads or groups, and it has {error.what} ({error.where})"
+        if isinstance(error, PostNorm | TiedOutput):
+            why = f"{error.what} ({error.where})"
+        raise refused(why, label) from error
+    return streamed(program, graph, stream, label)
+
+
 def correspond(bench: Bench) -> tuple[Bench, tuple[DepthRecord, ...]]:
     """The bench with every parent of another depth in the anchor's terms, and what stands for what.
 
@@ -80,33 +124,35 @@ def correspond(bench: Bench) -> tuple[Bench, tuple[DepthRecord, ...]]:
     """
     parents = bench.parents
     models, programs = list(parents.models), dict(bench.programs)
-    counterparts: dict[int, Counterpart] = {}
+    counterparts: dict[int, Counterpart | StreamCounterpart] = {}
     records = list[DepthRecord]()
     looks, anchor = Looks(bench), parents.anchor
     for index in sorted(parents.other_depth & programs.keys()):
         model = models[index]
-        found, program, graph = counterpart(
-            looks.staged(anchor),
-            looks.staged(model),
-            looks.similarity(anchor, model),
-            labels=(model.checkpoint.label, anchor.checkpoint.label),
-        )
+        found, program, graph = looks.counterpart(anchor, model)
         counterparts[index] = found
         programs[index], models[index] = program, replace(model, graph=graph)
         records.append(_record(index, found))
     parents = replace(parents, models=tuple(models), counterparts=counterparts)
-    _require_units(parents.anchor, [m for m in models if bench.weights[m.index] > 0])
+    with_share = [m for m in models if bench.weights[m.index] > 0]
+    _require_units(parents.anchor, with_share, counterparts)
     return replace(bench, parents=parents, programs=programs), tuple(records)
 
 
-def _require_units(anchor: Model, models: Sequence[Model]) -> None:
+def _require_units(
+    anchor: Model,
+    models: Sequence[Model],
+    counterparts: Mapping[int, Counterpart | StreamCounterpart],
+) -> None:
     """Refuse spaces for which all that have a share have too few units.
 
     Raises:
         IncompatibleModels: There is one: the anchor has no share.
     """
     for space in anchor.graph.free():
-        units = sum(model.graph.spaces[space.id].size for model in models)
+        if space.per is not None:
+            continue  # inside heads, which go as wholes
+        units = sum(_units(model, space, counterparts.get(model.index)) for model in models)
         if units < space.size:
             raise IncompatibleModels(
                 "too few units for the anchor's shape",
@@ -116,6 +162,13 @@ def _require_units(anchor: Model, models: Sequence[Model]) -> None:
             )
 
 
+def _units(model: Model, space: Space, other: Counterpart | StreamCounterpart | None) -> int:
+    """How many units of a model could be those of a space of the anchor."""
+    if isinstance(other, StreamCounterpart):
+        return other.sizes[space.id]
+    return model.graph.spaces[space.id].size
+
+
 def compare_depths(bench: Bench) -> tuple[DepthRecord, ...]:
     """How alike all layers of every source and of the anchor are, and what stands for what.
 
@@ -123,11 +176,10 @@ def compare_depths(bench: Bench) -> tuple[DepthRecord, ...]:
         IncompatibleModels: A network whose layers can't be compared, or that differs in more.
     """
     looks, anchor = Looks(bench), bench.parents.anchor
-    ours, records = looks.staged(anchor), list[DepthRecord]()
+    ours, records = looks.network(anchor), list[DepthRecord]()
     for model in bench.parents.sources:
-        theirs, similar = looks.staged(model), looks.similarity(anchor, model)
-        labels = (model.checkpoint.label, anchor.checkpoint.label)
-        found, _, _ = counterpart(ours, theirs, similar, labels=labels)
+        found, _, _ = looks.counterpart(anchor, model)
+        theirs, similar = looks.network(model), looks.similarity(anchor, model)
         rows = list[tuple[float, ...]]()
         for place in ours.places:
             rows.append(tuple(similar(place.seen, other.seen) for other in theirs.places))
@@ -141,12 +193,12 @@ def compare_depths(bench: Bench) -> tuple[DepthRecord, ...]:
     return tuple(records)
 
 
-def _record(index: int, found: Counterpart) -> DepthRecord:
+def _record(index: int, found: Counterpart | StreamCounterpart) -> DepthRecord:
     pairs = tuple(DepthPair(pair.anchor.layer, pair.source.layer, pair.cka) for pair in found.pairs)
     return DepthRecord(index, pairs)
 
 
-def _on_grid(value: Tensor, place: StagePlace, network: Staged) -> Tensor:
+def _on_grid(value: Tensor, place: StagePlace, network: Staged | Streamed) -> Tensor:
     """A value as (samples, units, *grid): positions averaged onto a few."""
     axes = network.program.axes[place.seen]
     units = next(d for d, axis in enumerate(axes) if isinstance(axis, Unit) and d)

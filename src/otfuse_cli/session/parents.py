@@ -31,6 +31,7 @@ from .tied_tensors import OneTensor, tie
 
 if TYPE_CHECKING:
     from ..matching.counterpart import Counterpart
+    from ..matching.stream_counterpart import StreamCounterpart
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Parents:
     own_architectures: Mapping[int, Architecture] = field(default_factory=dict)
     given_anchor: int | None = None
     other_depth: frozenset[int] = frozenset()
-    counterparts: Mapping[int, Counterpart] = field(default_factory=dict)
+    counterparts: Mapping[int, Counterpart | StreamCounterpart] = field(default_factory=dict)
 
     def names(self, name: str) -> tuple[str, ...]:
         """Every name under which a tensor of the anchor is stored."""

@@ -221,7 +221,9 @@ class Ways:
             run = replace(bench.run_parent(held, bench.weights[model.index]), tensors=tensors)
             parts.append(StreamParent(held, model_stream, run))
         ridge, device = self.options.ridge, bench.runtime.device
-        reduced = reduce_streams(anchor, parts, bench.samples, ridge, device=device)
+        alike = [part.run for part in parts if part.other is None]
+        named = alike[0] if alike else bench.run_parent(anchor, 0.0)
+        reduced = reduce_streams(anchor, parts, bench.samples, ridge, device=device, named=named)
         renew_all(anchor.graph, reduced.tensors)
         fitted, remarks = bench.refit(
             [replace(p.run, alignment=a) for p, a in zip(parts, reduced.alignments, strict=True)],
