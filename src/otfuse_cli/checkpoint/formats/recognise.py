@@ -50,7 +50,10 @@ def file_contents(disk: Disk) -> Contents:
     Raises:
         UnreadableInput: Broken, unsafe, or in no known format.
     """
-    return recognise(disk).read(disk)
+    form = recognise(disk)
+    if not form.by_ranges:
+        disk.fetch_whole()
+    return form.read(disk)
 
 
 def disk_contents(disk: Disk) -> Contents:
