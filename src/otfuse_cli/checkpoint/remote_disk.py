@@ -9,13 +9,11 @@ from typing import IO
 
 from ..errors import UnreadableInput
 from ..remote.kept_blocks import KeptBlocks, kept_folder
-from ..remote.location import RemotePath
+from ..remote.location import NO_ACCESS, RemotePath
 from ..remote.ranges import RangeReader
 from ..remote.store import Found, RemoteFailure, download, fetch, look_at, takes_ranges
 from .disk import Disk
 from .volume import DiskFile
-
-_NO_ACCESS = "check the URL, and the credentials that the store's own library finds"
 
 
 class RemoteDisk(Disk):
@@ -160,7 +158,7 @@ class RemoteDisk(Disk):
             "can't read the file from its store",
             where=self.label,
             why=error.strerror,
-            fix=_NO_ACCESS,
+            fix=NO_ACCESS,
         )
 
 

@@ -333,8 +333,18 @@ def check_remote_output(path: RemotePath, *, overwrite: bool, folder: bool) -> N
             why, fix = "it is a folder", "name a file inside it"
         elif (there or holds) and not overwrite:
             why, fix = "it exists already", "choose another name, or add --overwrite"
+        else:
+            _require_writable(path / ".otfuse" if folder else path)
     if why is not None:
         raise OutputRefused("the output is refused", where=str(path), why=why, fix=fix)
+
+
+def _require_writable(path: RemotePath) -> None:
+    """An hour later would be a bad time to learn that the store takes nothing there."""
+    try:
+        Upload(path).probe()
+    except OSError as error:
+        raise refused_by_system(path, error) from error
 
 
 def outdated_files(drafts: Iterable[RemoteDraft | RemoteFolderDraft]) -> list[RemotePath]:

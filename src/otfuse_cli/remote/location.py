@@ -2,7 +2,7 @@
 
 A URL is no path to `pathlib`, which would make one slash of two. `location` tells them apart, and a
 `RemotePath` answers what the package asks of paths. Its text never holds a secret; its `url` may.
-Imports nothing but the standard library.
+Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from stat import S_IFDIR, S_IFREG
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from ..errors import UnreadableInput
+
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://(?P<rest>.*)", re.DOTALL)
 # The name and password before a host.
 _USER = re.compile(r"^[^/@]*@")
 _HIDDEN = "***"
+NO_ACCESS = "check the URL, and the credentials that the store's own library finds"
 _WEB = ("http", "https")
 _HUB = "hf"  # whose @ stands before a revision
 
@@ -133,7 +136,11 @@ class RemotePath(_Base):
         return False
 
     def is_dir(self, **_: Any) -> bool:
-        """Whether anything lies inside; False as well where nobody can say."""
+        """Whether anything lies inside; False as well where the store won't say.
+
+        Raises:
+            UnreadableInput: The store doesn't answer.
+        """
         if self._folder is not None:
             return self._folder
         if self.scheme in _WEB:
@@ -142,8 +149,12 @@ class RemotePath(_Base):
 
         try:
             return is_folder(self)
-        except (RemoteFailure, FileNotFoundError):
-            return False
+        except RemoteFailure as error:
+            if not error.passing:
+                return False
+            raise UnreadableInput(
+                "can't read from the store", where=str(self), why=error.strerror, fix=NO_ACCESS
+            ) from error
 
     def is_file(self, **_: Any) -> bool:
         """Whether it can be read; False as well where nobody can say."""

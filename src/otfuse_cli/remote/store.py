@@ -219,7 +219,9 @@ def tried(path: Address, action: Callable[[], Value]) -> Value:
         RemoteFailure: It failed for good.
         UsageError: A library is missing.
     """
-    for delay in DELAYS:
+    # These libraries try each request again themselves, but not the reading of an answer.
+    delays = DELAYS[:1] if path.scheme in _LIBRARIES else DELAYS
+    for delay in delays:
         try:
             return told(path, action)
         except RemoteFailure as failure:
@@ -259,6 +261,8 @@ def store_of(path: Address, **options: Any) -> tuple[Any, str]:
         _require_hub(path)
     # Listings are never kept: an object that changes has to be seen.
     store, inner = told(path, lambda: url_to_fs(path.url, use_listings_cache=False, **options))
+    if path.scheme in ("s3", "s3a") and not options:
+        store.retries = 1  # botocore's, which users configure, below it and ours above are enough
     return store, inner
 
 

@@ -43,6 +43,19 @@ class Upload:
         self._held = 0
         self.committed = False
 
+    def probe(self) -> None:
+        """Begin and drop it, to learn now whether the store would take it.
+
+        Raises:
+            RemoteFailure: The store says no.
+        """
+        begin = getattr(self._file, "_initiate_upload", None)  # a hook of fsspec's files
+        try:
+            if begin is not None:
+                told(self.path, begin)
+        finally:
+            self.abort()
+
     def write(self, data: memoryview) -> None:
         """Add bytes; whenever a part is full it is sent.
 
