@@ -168,7 +168,8 @@ def _serve() -> None:
         f"{url}/{BUCKET}", method="PUT", headers={"Authorization": signed}
     )
     with urllib.request.urlopen(request, timeout=30):
-        print(url, flush=True)
+        sys.stdout.write(f"{url}\n")
+        sys.stdout.flush()
     threading.Event().wait()
 
 

@@ -33,7 +33,8 @@ def kept_folder(path: RemotePath, found: Found) -> Path | None:
     key = sha256("\n".join((str(path), *found.version)).encode()).hexdigest()
     folder = Path(named) / key
     try:
-        folder.mkdir(mode=_OWNER_ONLY, parents=True, exist_ok=True)
+        for made in (folder.parent, folder):  # parents made along the way have no mode of ours
+            made.mkdir(mode=_OWNER_ONLY, parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
             "the folder for copies of remote files can't be made",

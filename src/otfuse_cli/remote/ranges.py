@@ -2,7 +2,8 @@
 
 Large reads come in pieces, several at a time, straight into the caller's memory. Small ones come
 through a window, which is larger than what was asked for, and, once the file is read in order, the
-next one is fetched while the last one is looked at.
+next one is fetched while the last one is looked at. That order is one of layers, nearly that of the
+bytes: a bias may lie before its weight, so that a few windows are held.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from itertools import pairwise
 PIECE = 1 << 22  # bytes of one request: longer than a store takes to answer it, little to hold
 _WINDOW = 1 << 16  # around a small read: a header, a few biases
 _ORDERLY = 1 << 20  # between two reads that are still in order: padding, a tensor that is skipped
+_HELD = 2 * PIECE  # bytes in windows: what is read a little behind the front is still there
 _AT_ONCE = 4  # requests; more are no faster on the links that were measured
 
 Fetch = Callable[[int, int], bytes]
@@ -33,9 +35,9 @@ class RangeReader:
         self._fetch = fetch
         self._size = size
         self._lock = threading.Lock()
-        self._window = (0, b"")
+        self._windows: list[tuple[int, bytes]] = []  # the one that was fetched last comes last
         self._next: tuple[int, int, Future[bytes]] | None = None
-        self._end_of_last = 0
+        self._front = 0
         self._ahead = False
 
     def read_ahead(self) -> None:
@@ -82,21 +84,33 @@ class RangeReader:
     def _held(self, buffer: memoryview, start: int, wanted: int) -> int:
         """Copy what the windows hold of the beginning; how much that is."""
         done = 0
-        for _ in range(2):
-            first, data = self._window
-            at = start + done - first
-            if 0 <= at < len(data):
-                part = memoryview(data)[at : at + wanted - done]
-                buffer[done : done + len(part)] = part
-                done += len(part)
-            if done == wanted or self._next is None:
-                break
-            if not self._next[0] <= start + done < self._next[1]:
-                break
-            first, _, coming = self._next
-            self._next = None
-            self._window = (first, coming.result())
+        while done < wanted:
+            at = start + done
+            window = self._window_at(at)
+            if window is None:
+                if self._next is None or not self._next[0] <= at < self._next[1]:
+                    break
+                first, _, coming = self._next
+                self._next = None
+                self._hold(first, coming.result())
+                continue
+            first, data = window
+            part = memoryview(data)[at - first : start + wanted - first]
+            buffer[done : done + len(part)] = part
+            done += len(part)
         return done
+
+    def _window_at(self, position: int) -> tuple[int, bytes] | None:
+        for first, data in reversed(self._windows):
+            if first <= position < first + len(data):
+                return first, data
+        return None
+
+    def _hold(self, first: int, data: bytes) -> None:
+        """Another window; the oldest ones go."""
+        self._windows.append((first, data))
+        while len(self._windows) > 1 and sum(len(held) for _, held in self._windows) > _HELD:
+            del self._windows[0]
 
     def _bring(self, buffer: memoryview, start: int, done: int, wanted: int) -> None:
         """Fetch the rest of a read."""
@@ -110,7 +124,7 @@ class RangeReader:
         reach = min(max(end, first + _WINDOW), self._size)
         begin = min(first, max(0, reach - _WINDOW)) if reach == self._size else first
         data = self._fetch(begin, reach)[: reach - begin]
-        self._window = (begin, data)
+        self._hold(begin, data)
         buffer[done:wanted] = memoryview(data)[first - begin : end - begin]
 
     def _fill(self, buffer: memoryview, start: int, parts: list[tuple[int, int]]) -> None:
@@ -129,13 +143,15 @@ class RangeReader:
                 one.cancel()
 
     def _look_ahead(self, start: int, end: int) -> None:
-        """Ask for the next window, where the file is read in order."""
-        orderly = 0 <= start - self._end_of_last <= _ORDERLY
-        self._end_of_last = end
-        first, data = self._window
-        begin = first + len(data) if first <= end <= first + len(data) else end
-        coming = self._next is not None and self._next[0] <= begin < self._next[1]
-        if not (self._ahead and orderly) or coming or begin >= self._size:
+        """Ask for the next window, where the file is read in order, or nearly."""
+        orderly = -_HELD <= start - self._front <= _ORDERLY
+        self._front = max(self._front, end) if orderly else end
+        begin = self._front
+        while begin - self._front < PIECE and (window := self._window_at(begin)) is not None:
+            begin = window[0] + len(window[1])
+        if not (self._ahead and orderly) or begin >= self._size or begin - self._front >= PIECE:
+            return
+        if self._next is not None and self._next[0] <= begin < self._next[1]:
             return
         last = min(begin - begin % PIECE + PIECE, self._size)
         self._next = (begin, last, _pool().submit(self._fetch, begin, last))

@@ -77,7 +77,9 @@ def look_at(path: Address) -> Found:
         UsageError: A library is missing, or nobody reads such URLs.
     """
     store, inner = store_of(path)
-    info: Mapping[str, Any] = tried(path, lambda: store.info(inner))
+    # The hub's file system remembers what it saw, whatever it is told of listings.
+    fresh = {"refresh": True} if path.scheme == "hf" else {}
+    info: Mapping[str, Any] = tried(path, lambda: store.info(inner, **fresh))
     size = info.get("size")
     version = [f"{key} {info[key]}" for key in _MARKS if info.get(key)]
     # Times are kept in seconds; they count where there is nothing better.
