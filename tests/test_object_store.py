@@ -95,7 +95,7 @@ def test_the_same_bytes_as_on_the_disk(
     assert store.unfinished() == 0
 
 
-def test_a_weight_of_zero_is_its_header(store: ObjectStore, files: Any, pair: Path) -> None:
+def test_a_weight_of_zero_is_its_header(store: ObjectStore, pair: Path) -> None:
     size = (pair / "a.safetensors").stat().st_size
     sent = {}
     for weights in ("1,1", "0,1"):
@@ -103,11 +103,8 @@ def test_a_weight_of_zero_is_its_header(store: ObjectStore, files: Any, pair: Pa
         done = run(store, command(S3, f"{S3}/w.safetensors", "--weights", weights))
         assert done.returncode == 0, done.stderr
         sent[weights] = store.counts()["sent"]
-    # Twice: what its checks read (a NaN is named first), and what is averaged.
-    assert sent["1,1"] - sent["0,1"] > 1.5 * size
-    only = run(store, command(S3, f"{S3}/w.safetensors", "--weights", "0,1"), OTFUSE_CACHE="")
-    assert only.returncode == 0
-    assert store.counts()["sent"] < 3.3 * size  # of the anchor alone
+    assert sent["1,1"] > 3 * size
+    assert sent["0,1"] < 0.55 * sent["1,1"]
 
 
 @pytest.mark.parametrize("fault", ["500 GET", "drop GET", "500 PUT", "drop PUT", "500 HEAD"])

@@ -38,6 +38,7 @@ class RangeReader:
         self._windows: list[tuple[int, bytes]] = []  # the one that was fetched last comes last
         self._next: tuple[int, int, Future[bytes]] | None = None
         self._front = 0
+        self._run = 0
         self._ahead = False
 
     def read_ahead(self) -> None:
@@ -145,15 +146,19 @@ class RangeReader:
     def _look_ahead(self, start: int, end: int) -> None:
         """Ask for the next window, where the file is read in order, or nearly."""
         orderly = -_HELD <= start - self._front <= _ORDERLY
+        self._run = self._run + max(0, end - self._front) if orderly else 0
         self._front = max(self._front, end) if orderly else end
         begin = self._front
         while begin - self._front < PIECE and (window := self._window_at(begin)) is not None:
             begin = window[0] + len(window[1])
-        if not (self._ahead and orderly) or begin >= self._size or begin - self._front >= PIECE:
+        enough = begin >= self._size or begin - self._front >= PIECE
+        if not self._ahead or self._run < _ORDERLY or enough:
             return
         if self._next is not None and self._next[0] <= begin < self._next[1]:
             return
-        last = min(begin - begin % PIECE + PIECE, self._size)
+        # As much as was read in order: layers sorted by name end soon where layer 10 follows 1.
+        reach = begin + self._run if self._run < PIECE else begin - begin % PIECE + PIECE
+        last = min(reach, self._size)
         self._next = (begin, last, _pool().submit(self._fetch, begin, last))
 
 
