@@ -379,6 +379,37 @@ def test_what_is_sent_out_of_order_arrives_in_order(memory: Any) -> None:
     assert memory.cat_file("/out/x.bin") == whole
 
 
+def test_counters_among_weights_are_sent_in_the_order_of_the_file(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Integers of 64 bits lie first in a file, wherever the network has them: nothing waits."""
+    early: list[int] = []
+    waiting = RemoteDraft._send_waiting
+    monkeypatch.setattr(
+        RemoteDraft,
+        "_send_waiting",
+        lambda self, start, length: (early.append(length), waiting(self, start, length))[1],
+    )
+    states = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        net = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Conv2d(8, 4, 3)
+        )
+        states.append(net.state_dict())
+    for out in ("memory://out/n.safetensors", str(tmp_path / "n.safetensors")):
+        otfuse_cli.merge(*states, align="none", output=out)
+    assert memory.cat_file("/out/n.safetensors") == (tmp_path / "n.safetensors").read_bytes()
+    assert early == []
+
+
+def test_pictures_and_specs_may_be_remote(cli: Cli, memory: Any, pair: tuple[str, str]) -> None:
+    more = ("--write-spec", "memory://out/net.yaml", "--report", "memory://out/r.json")
+    done = cli("inspect", *pair, "--plot", "memory://out/p.html", *more)
+    assert done.code == 0, done.err
+    assert sorted(memory.find("/out")) == ["/out/net.yaml", "/out/p.html", "/out/r.json"]
+
+
 def test_a_gap_is_no_output(memory: Any) -> None:
     outputs = Publication(overwrite=False)
     draft = outputs.file(RemotePath("memory://out/x.bin"))
@@ -438,9 +469,12 @@ def test_shards_behind_an_index_on_the_web(
     index = f"{web.url}m/model.safetensors.index.json"
     with open_checkpoint(index) as there, open_checkpoint(out) as here:
         assert all(torch.equal(there.read(name), here.read(name)) for name in here.infos)
+        assert there.label == index
+        assert there.record().sha256 == here.record().sha256
     del web.files["m/model-00002-of-00005.safetensors"]
-    with pytest.raises(UnreadableInput, match="a shard is missing"):
+    with pytest.raises(UnreadableInput, match="a shard is missing") as caught:
         open_checkpoint(index)
+    assert str(caught.value.where).startswith(f"{web.url}m/model-00002")
 
 
 @pytest.mark.parametrize("fault", [500, 503, "drop"])

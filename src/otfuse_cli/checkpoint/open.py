@@ -128,6 +128,15 @@ class Checkpoint:
         """
         return extras_of(self.contents, self.container.wrapper)
 
+    def require_unchanged(self) -> None:
+        """Require that a file in a store is the one that was opened, once all of it was read.
+
+        Raises:
+            UnreadableInput: It isn't.
+        """
+        if self._disk is not None:
+            self._disk.require_unchanged()
+
     def close(self) -> None:
         """Close the file; closing twice is fine."""
         if self._disk is not None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from ..errors import OutputRefused, UsageError
 from ..remote.location import RemotePath
 from ..remote.store import RemoteFailure, copy, is_folder, listing, look_at, remove
-from ..remote.upload import UNWRITABLE, Upload
+from ..remote.upload import WRITABLE, Upload
 from .digest import Trail
 from .disk import Disk
 from .draft import Draft, beside, refused_by_system
@@ -316,27 +316,31 @@ def check_remote_output(path: RemotePath, *, overwrite: bool, folder: bool) -> N
             written there.
         UsageError: A library is missing.
     """
-    why = fix = None
-    if path.scheme in UNWRITABLE:
-        why = UNWRITABLE[path.scheme]
-        fix = "write to s3://, gs:// or a path of this machine, and upload that"
-    elif not path.name and not folder:
-        why, fix = "it is a bucket", "name a file inside it"
-    else:
-        try:
-            there, holds = lies_there(path), is_folder(path)
-        except OSError as error:
-            raise refused_by_system(path, error) from error
-        if folder and there:
-            why, fix = "a folder is to be written, and it is none", "name another folder"
-        elif holds and not folder:
-            why, fix = "it is a folder", "name a file inside it"
-        elif (there or holds) and not overwrite:
-            why, fix = "it exists already", "choose another name, or add --overwrite"
-        else:
-            _require_writable(path / ".otfuse" if folder else path)
-    if why is not None:
+    problem = _problem(path, overwrite=overwrite, folder=folder)
+    if problem is not None:
+        why, fix = problem
         raise OutputRefused("the output is refused", where=str(path), why=why, fix=fix)
+    _require_writable(path / ".otfuse" if folder else path)
+
+
+def _problem(path: RemotePath, *, overwrite: bool, folder: bool) -> tuple[str, str] | None:
+    """Why an output can't be, and what to do about it."""
+    if path.scheme not in WRITABLE:
+        why = f"what is written to {path.scheme}:// may be seen before it is complete, or never"
+        return why, "write to s3://, gs:// or a path of this machine, and upload that"
+    if not path.name:
+        return "it is a bucket", "name something inside it"
+    try:
+        there, holds = lies_there(path), is_folder(path)
+    except OSError as error:
+        raise refused_by_system(path, error) from error
+    if folder and there:
+        return "a folder is to be written, and it is none", "name another folder"
+    if holds and not folder:
+        return "it is a folder", "name a file inside it"
+    if (there or holds) and not overwrite:
+        return "it exists already", "choose another name, or add --overwrite"
+    return None
 
 
 def _require_writable(path: RemotePath) -> None:

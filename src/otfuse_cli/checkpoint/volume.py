@@ -54,6 +54,11 @@ class Volume(Disk):
         lines = "".join(f"{part.sha256()}  {part.path.name}\n" for part in parts)
         return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()
 
+    def require_unchanged(self) -> None:
+        """See `Disk`: every part."""
+        for part in self.parts:
+            part.require_unchanged()
+
     def close(self) -> None:
         """Close the parts; closing twice is fine."""
         for part in self.parts:

@@ -115,6 +115,7 @@ def _prune(
                 advice=changes.sentences,
             ),
             warnings=(
+                *((stored.remark,) if stored.remark else ()),
                 *traced.remarks,
                 *one.warnings,
                 *graph.warnings,

@@ -11,12 +11,9 @@ from .store import RemoteFailure, remove, store_of, told, tried
 _PART = 1 << 23  # bytes: above the least that stores take (5 MiB), little to hold
 _MOST_PARTS = 9_000  # of 10,000 that stores take
 _MIB = 1 << 20
-# Hubs take a whole file in a commit of a repository; the web takes none.
-UNWRITABLE = {
-    "hf": "a hub takes commits to a repository",
-    "http": "a web server takes no files",
-    "https": "a web server takes no files",
-}
+# Whose libraries keep an upload out of sight until it is committed. Others let files appear while
+# they are written, hubs take commits to a repository, and the web takes nothing.
+WRITABLE = ("s3", "s3a", "gs", "gcs", "memory")
 
 
 class Upload:

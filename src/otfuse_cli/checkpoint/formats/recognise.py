@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...errors import UnreadableInput
+from ...remote.location import location
 from ..config import read_config
 from ..contents import Contents
 from ..disk import Disk
@@ -87,7 +88,7 @@ def folder_contents(path: Path, label: str) -> Contents:
             refuse_quantised_config(read_config(path), label)
             files = FolderFiles(path, label)
         else:
-            files = FolderFiles(path.parent, str(Path(label).parent), index=path.name)
+            files = FolderFiles(path.parent, str(location(label).parent), index=path.name)
     except OSError as error:
         raise UnreadableInput("can't open the folder", where=label, why=error.strerror) from error
     return _read_folder(files)
