@@ -49,7 +49,7 @@ def write_fused(
         put_rows = out.put_rows if parents.store is None else None
         names = list(parents.whole.checkpoint.infos.values())
         if is_remote(plan.output):
-            # As safetensors lays them out: what comes early would have to wait for what lies before.
+            # As safetensors lays them out: what comes early would wait for what lies before it.
             names.sort(key=lambda info: -target_info(info, plan.target.dtype).dtype.itemsize)
         pieces = _pieces(plan, fused, names, runtime, by_rows=put_rows is not None)
         # The next piece is averaged while this one is hashed and written.
