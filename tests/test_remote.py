@@ -30,6 +30,7 @@ from otfuse_cli.remote.ranges import RangeReader
 from otfuse_cli.remote.scrub import scrubbed
 from otfuse_cli.remote.upload import Upload
 from otfuse_cli.running.sample_files import read_entries
+from otfuse_cli.session.parents import open_checkpoints
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -132,6 +133,7 @@ def test_the_text_of_a_url_holds_no_secret(url: str, shown: str) -> None:
         ("GET https://me:hunter22@host/a failed", "hunter22"),
         ("404, url='https://host/a?X-Amz-Signature=feedbeef01&x=2'", "feedbeef01"),
         ("the key AKIAIOSFODNN7EXAMPLE is none", "AKIAIOSFODNN7EXAMPLE"),
+        ("url='https://host/a?sv=1&sig=feedbeef01'", "feedbeef01"),
         ("Authorization: Bearer abc.def.ghi", "abc.def.ghi"),
         ('{"secret_access_key": "wJalrXUtn/K7"}', "wJalrXUtn/K7"),
         ("token hf_abcdefghijklmnopqrstuv", "hf_abcdefghijklmnopqrstuv"),
@@ -194,6 +196,7 @@ def test_reading_in_order_fetches_each_byte_about_once(monkeypatch: pytest.Monke
         reader.read_into(memoryview(bytearray((3 << 20) - 4096)), start + 4096)
         reader.read_into(memoryview(bytearray(4096)), start)
     assert sum(end - start for start, end in fetched) < 1.1 * size
+    assert len(fetched) <= 10  # of 4 MiB: what comes next was asked for ahead
 
 
 def test_a_few_bytes_fetch_few(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,6 +277,9 @@ def test_outputs_that_are_there_or_inputs_are_refused(
     assert memory.cat_file("/out/f.pt") == b"old"
     assert cli("merge", *pair, "-o", "memory://out/f.pt", "--overwrite", "-q").code == 0
     assert memory.cat_file("/out/f.pt")[:2] == b"PK"
+    memory.pipe_file("/out/g.pt/x", b"theirs")
+    done = cli("merge", *pair, "-o", "memory://out/g.pt", "--overwrite")
+    assert (done.code, "it is a folder" in done.err) == (6, True)
 
 
 @pytest.mark.parametrize("where", ["memory://out/r.json", "here"])
@@ -290,7 +296,9 @@ def test_output_and_report_may_lie_apart(
 
 @pytest.mark.parametrize("error", [OSError("the store burns"), KeyboardInterrupt()])
 @pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("old", [{}, {"/out/f.pt": b"old", "/out/f.report.json": b"old report"}])
 def test_both_outputs_or_neither(
+    old: dict[str, bytes],
     number: int,
     error: BaseException,
     cli: Cli,
@@ -299,8 +307,8 @@ def test_both_outputs_or_neither(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The last steps fail one after the other: what was there before is there again."""
-    memory.pipe_file("/out/f.report.json", b"old report")
-    memory.pipe_file("/out/f.pt", b"old")
+    for name, data in old.items():
+        memory.pipe_file(name, data)
     commit, calls = Upload.commit, []
 
     def failing(self: Upload) -> None:
@@ -313,7 +321,46 @@ def test_both_outputs_or_neither(
     done = cli("merge", *pair, "-o", "memory://out/f.pt", "--overwrite", "-q")
     assert done.code == (6 if isinstance(error, OSError) else 130)
     left = {name: memory.cat_file(name) for name in memory.find("/out")}
-    assert left == {"/out/f.pt": b"old", "/out/f.report.json": b"old report"}
+    assert left == old
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_interrupt_while_the_store_answers(
+    number: int, cli: Cli, memory: Any, pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the last step it comes too late; before, what has appeared is taken back."""
+    from concurrent.futures import Future
+
+    result, calls = Future.result, []
+
+    def interrupted(self: Any, timeout: float | None = None) -> Any:
+        value = result(self, timeout)
+        calls.append(value)
+        if len(calls) == number:
+            raise KeyboardInterrupt
+        return value
+
+    commit = Upload.commit
+
+    def watched(self: Upload) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Future, "result", interrupted)
+            commit(self)
+
+    monkeypatch.setattr(Upload, "commit", watched)
+    done = cli("merge", *pair, "-o", "memory://out/f.pt", "-q")
+    assert done.code == (130, 0)[number - 1]
+    assert len(memory.find("/out")) == (0, 2)[number - 1]
+
+
+def test_what_appears_meanwhile_is_not_replaced(memory: Any) -> None:
+    outputs = Publication(overwrite=False)
+    outputs.write(RemotePath("memory://out/x.json"), "{}")
+    memory.pipe_file("/out/x.json", b"theirs")
+    with pytest.raises(OutputRefused, match="can't be written"):
+        outputs.publish()
+    outputs.discard()
+    assert memory.cat_file("/out/x.json") == b"theirs"
 
 
 def test_samples_from_memory(cli: Cli, memory: Any, pair: tuple[str, str], tmp_path: Path) -> None:
@@ -348,6 +395,9 @@ def test_a_file_that_changes_while_it_is_read(memory: Any, pair: tuple[str, str]
         memory.pipe_file("/in/a.safetensors", memory.cat_file("/in/a.safetensors"))
         with pytest.raises(UnreadableInput, match="changed while it was read"):
             checkpoint.sha256()
+    with pytest.raises(UnreadableInput, match="changed while it was read"):  # noqa: SIM117
+        with open_checkpoints(pair, None):  # also where no digest is taken
+            memory.pipe_file("/in/b.safetensors", memory.cat_file("/in/b.safetensors"))
 
 
 def test_files_before_torch_1_6_are_fetched_whole_and_said_so(

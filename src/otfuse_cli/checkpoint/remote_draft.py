@@ -115,6 +115,11 @@ class RemoteDraft:
         assert self._upload is not None
         self._upload.commit()
 
+    @property
+    def appeared(self) -> bool:
+        """Whether the file is at its place."""
+        return self._upload is not None and self._upload.committed
+
     def discard(self) -> None:
         """Drop the file, unless it has appeared."""
         if self._upload is not None and not self._upload.committed:
@@ -257,6 +262,9 @@ class Arrival:
             self._draft.commit()
         except OSError as error:
             raise refused_by_system(self.path, error) from error
+        except KeyboardInterrupt:
+            if not (self.last and self._draft.appeared):
+                raise  # or it comes too late: all outputs are there
 
     def undo(self) -> str | None:
         """Leave the place as it was; where the store refuses even that, in words."""

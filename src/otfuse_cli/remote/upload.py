@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any
 
@@ -78,12 +79,19 @@ class Upload:
     def commit(self) -> None:
         """Let the object appear.
 
+        An interrupt waits until the store has answered, so that `committed` says what is so.
+
         Raises:
             RemoteFailure: The store says no, or doesn't answer.
         """
         self.close()
-        told(self.path, self._file.commit)
-        self.committed = True
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(told, self.path, self._file.commit)
+            try:
+                answer.result()
+            finally:
+                wait([answer])
+                self.committed = answer.exception() is None
 
     def abort(self) -> None:
         """Drop what was sent; of a committed object, the object."""
