@@ -24,6 +24,8 @@ _EXTRA = 'pip install "otfuse-cli[remote]"'
 _LIBRARIES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs"}
 # Of HTTP: what goes away by itself. 403 and 404 don't.
 _PASSING = frozenset((408, 425, 429, 500, 502, 503, 504))
+# What libraries call an answer that breaks off.
+_CUT = ("ClientPayloadError", "IncompleteRead", "IncompleteReadError", "ResponseStreamingError")
 # What says which version of an object it is, whatever the store calls it.
 _MARKS = ("ETag", "etag", "VersionId", "generation", "md5Hash", "blob_id", "sha", "oid")
 _TIMES = ("LastModified", "Last-Modified", "last_modified", "mtime", "updated", "created")
@@ -44,11 +46,15 @@ class RemoteFailure(OSError):
 
     Attributes:
         passing: Whether trying again may help.
+        cut: Whether an answer came, and broke off.
     """
 
-    def __init__(self, text: str, *, passing: bool = False, number: int = errno.EIO) -> None:
+    def __init__(
+        self, text: str, *, passing: bool = False, cut: bool = False, number: int = errno.EIO
+    ) -> None:
         super().__init__(number, text)
         self.passing = passing
+        self.cut = cut
 
 
 @dataclass(frozen=True)
@@ -159,7 +165,8 @@ def fetch(path: Address, start: int, end: int) -> bytes:
         more = {} if store.async_impl else {"cache_type": "none"}
         data: bytes = store.cat_file(inner, start=start, end=end, **more)
         if len(data) < end - start:
-            raise RemoteFailure(f"{len(data)} of {end - start} bytes came", passing=True)
+            text = f"{len(data)} of {end - start} bytes came"
+            raise RemoteFailure(text, passing=True, cut=True)
         return data
 
     return tried(path, once)
@@ -221,13 +228,13 @@ def tried(path: Address, action: Callable[[], Value]) -> Value:
         RemoteFailure: It failed for good.
         UsageError: A library is missing.
     """
-    # These libraries try each request again themselves, but not the reading of an answer.
-    delays = DELAYS[:1] if path.scheme in _LIBRARIES else DELAYS
-    for delay in delays:
+    for number, delay in enumerate(DELAYS):
         try:
             return told(path, action)
         except RemoteFailure as failure:
-            if not failure.passing:
+            # These libraries try each request again themselves, but not the reading of an answer.
+            enough = number and path.scheme in _LIBRARIES and not failure.cut
+            if not failure.passing or enough:
                 raise
         time.sleep(delay)
     return told(path, action)
@@ -297,7 +304,8 @@ def _failure(path: Address, error: Exception) -> Exception:
     text = f"{type(cause).__name__}: {text}" if text else type(cause).__name__
     denied = isinstance(cause, PermissionError) or _status(cause) in (401, 403)
     number = errno.EACCES if denied else errno.EIO
-    return RemoteFailure(text, passing=not denied and _passes(cause), number=number)
+    cut = any(kind.__name__ in _CUT for kind in type(cause).__mro__)
+    return RemoteFailure(text, passing=not denied and _passes(cause), cut=cut, number=number)
 
 
 def _root(error: BaseException) -> BaseException:
@@ -332,8 +340,13 @@ def _passes(error: BaseException) -> bool:
     # Broken connections come as OSError, TimeoutError or errors of aiohttp and urllib3; missing
     # credentials are an error of botocore's own.
     named = {kind.__name__ for kind in type(error).__mro__}
-    return isinstance(error, OSError) or bool(
-        named & {"ClientError", "ConnectionError", "HTTPError", "HTTPClientError", "TransportError"}
+    return (
+        isinstance(error, OSError)
+        or bool(named & set(_CUT))
+        or bool(
+            named
+            & {"ClientError", "ConnectionError", "HTTPError", "HTTPClientError", "TransportError"}
+        )
     )
 
 
