@@ -11,6 +11,7 @@ middle and wrong credentials. What must hold is asserted; times on loopback say 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import processes
@@ -77,7 +78,12 @@ class Bench:
     def measure(self, what: str, at: str, out: str, *options: str, **more: str) -> processes.Taken:
         """Run a merge, and note what it took."""
         self.store.counts()
-        taken = processes.run(self.command(at, out, *options), self.environment(**more))
+        # The system counts the memory of who started a process as that of the process.
+        report = self.folder / "measured.json"
+        line = self.command(at, out, "--report", str(report), *options)
+        taken = processes.run(line, self.environment(**more))
+        peak = json.loads(report.read_text())["peak_rss_bytes"] / _MIB
+        taken = replace(taken, peak=peak)
         counts = self.store.counts()
         sent, got = counts.get("sent", 0) / _MIB, counts.get("taken", 0) / _MIB
         requests = sum(n for name, n in counts.items() if name not in ("sent", "taken"))
