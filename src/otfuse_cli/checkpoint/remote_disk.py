@@ -11,7 +11,7 @@ from ..errors import UnreadableInput
 from ..remote.kept_blocks import KeptBlocks, kept_folder
 from ..remote.location import NO_ACCESS, RemotePath
 from ..remote.ranges import RangeReader
-from ..remote.store import Found, RemoteFailure, download, fetch, look_at, takes_ranges
+from ..remote.store import RemoteFailure, Standing, download, fetch, look_at, takes_ranges
 from .disk import Disk
 from .volume import DiskFile
 
@@ -139,13 +139,13 @@ class RemoteDisk(Disk):
         self._whole = file
         self.remark = f"{self.label} was fetched whole ({self.size} bytes): {why}"
 
-    def _takes_ranges(self, found: Found) -> bool:
+    def _takes_ranges(self, found: Standing) -> bool:
         try:
             return takes_ranges(self.path, found)
         except (RemoteFailure, FileNotFoundError) as error:
             raise self._unreadable(error) from error
 
-    def _look(self) -> Found:
+    def _look(self) -> Standing:
         try:
             return look_at(self.path)
         except (RemoteFailure, FileNotFoundError) as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..errors import OutputRefused, UsageError
 from ..remote.location import RemotePath
-from ..remote.store import RemoteFailure, copy, is_folder, listing, look_at, remove
+from ..remote.store import RemoteFailure, copy_inside, holds_files, listing, look_at, remove
 from ..remote.upload import WRITABLE, Upload
 from .digest import Trail
 from .disk import Disk
@@ -258,7 +258,7 @@ class Arrival:
                     raise RemoteFailure("it appeared while the output was being written")
                 if not self.last:
                     self._backup = self.path.with_name(beside(Path()).name)
-                    copy(self.path, self._backup)
+                    copy_inside(self.path, self._backup)
             self._draft.commit()
         except OSError as error:
             raise refused_by_system(self.path, error) from error
@@ -272,7 +272,7 @@ class Arrival:
             if self._backup is None:
                 self._draft.withdraw()
                 return None
-            copy(self._backup, self.path)
+            copy_inside(self._backup, self.path)
             remove(self._backup)
         except OSError as error:
             return f"{self._backup} was {self.path} ({error.strerror})"
@@ -339,7 +339,7 @@ def _problem(path: RemotePath, *, overwrite: bool, folder: bool) -> tuple[str, s
     if not path.name:
         return "it is a bucket", "name something inside it"
     try:
-        there, holds = lies_there(path), is_folder(path)
+        there, holds = lies_there(path), holds_files(path)
     except OSError as error:
         raise refused_by_system(path, error) from error
     if folder and there:

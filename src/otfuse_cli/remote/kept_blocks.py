@@ -15,13 +15,13 @@ from pathlib import Path
 from ..errors import UsageError
 from .location import RemotePath
 from .ranges import PIECE, Fetch
-from .store import Found
+from .store import Standing
 
 VARIABLE = "OTFUSE_CACHE"
 _OWNER_ONLY = 0o700  # what is private in a store stays so
 
 
-def kept_folder(path: RemotePath, found: Found) -> Path | None:
+def kept_folder(path: RemotePath, found: Standing) -> Path | None:
     """Where the blocks of a file are kept; None where nobody asked, or nothing tells its version.
 
     Raises:

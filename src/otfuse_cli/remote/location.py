@@ -145,10 +145,10 @@ class RemotePath(_Base):
             return self._folder
         if self.scheme in _WEB:
             return False  # a page is not a folder, and lists nothing that could be relied on
-        from .store import RemoteFailure, is_folder
+        from .store import RemoteFailure, holds_files
 
         try:
-            return is_folder(self)
+            return holds_files(self)
         except RemoteFailure as error:
             if not error.passing:
                 return False

@@ -58,7 +58,7 @@ class RemoteFailure(OSError):
 
 
 @dataclass(frozen=True)
-class Found:
+class Standing:
     """What lies at a place.
 
     Attributes:
@@ -74,7 +74,7 @@ class Found:
     version: tuple[str, ...]
 
 
-def look_at(path: Address) -> Found:
+def look_at(path: Address) -> Standing:
     """What lies at a place.
 
     Raises:
@@ -90,7 +90,7 @@ def look_at(path: Address) -> Found:
     version = [f"{key} {info[key]}" for key in _MARKS if info.get(key)]
     # Times are kept in seconds; they count where there is nothing better.
     version = version or [f"{key} {info[key]}" for key in _TIMES if info.get(key)]
-    return Found(
+    return Standing(
         folder=info.get("type") == "directory",
         size=None if size is None else int(size),
         ranges=info.get("partial", True) is not False and bool(size),
@@ -98,7 +98,7 @@ def look_at(path: Address) -> Found:
     )
 
 
-def takes_ranges(path: Address, found: Found) -> bool:
+def takes_ranges(path: Address, found: Standing) -> bool:
     """Whether some bytes of a file can be asked for; web servers are tried, few say so.
 
     Raises:
@@ -121,7 +121,7 @@ def takes_ranges(path: Address, found: Found) -> bool:
     return tried(path, second_byte)
 
 
-def is_folder(path: Address) -> bool:
+def holds_files(path: Address) -> bool:
     """Whether anything lies inside.
 
     Raises:
@@ -210,7 +210,7 @@ def remove(path: Address) -> None:
     tried(path, lambda: store.rm_file(inner))
 
 
-def copy(path: Address, other: Address) -> None:
+def copy_inside(path: Address, other: Address) -> None:
     """Copy a file inside its store.
 
     Raises:
