@@ -667,7 +667,7 @@ def fresh(
 def test_help_imports_nothing_heavy():
     run = fresh(
         code="import sys; from otfuse_cli.cli.app import main; main(['--help']);"
-        "print({'torch', 'ot', 'numpy', 'scipy', 'rich', 'msgspec'} & set(sys.modules))"
+        "print({'torch', 'ot', 'numpy', 'scipy', 'rich', 'msgspec', 'fsspec'} & set(sys.modules))"
     )
     assert run.stdout.splitlines()[-1] == "set()"
 

@@ -26,6 +26,7 @@ LEVELS = [
     {"transport"},
     {"checkpoint"},
     {"requests", "report"},
+    {"remote"},
     {"errors", "runtime", "output_names"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
@@ -147,6 +148,10 @@ def test_only_plot_draws():
     assert importers("matplotlib") == {f"{NAME}.plot.drawing"}
 
 
+def test_only_the_store_knows_fsspec():
+    assert importers("fsspec", "huggingface_hub", "aiohttp", "s3fs") == {f"{NAME}.remote.store"}
+
+
 def test_only_specs_and_weights_are_yaml():
     found = importers("yaml")
     assert {room(module) for module in found} <= {"graph", "requests"}
@@ -159,7 +164,7 @@ def test_only_the_top_knows_the_terminal():
 def test_graph_and_command_line_hold_no_numbers():
     """Neither torch nor numpy in the rooms that `--help` and the layer graph live in."""
     heavy = importers("torch", "numpy", "scipy", "safetensors")
-    light = LEVELS[0] | {"report", "errors", "output_names"}
+    light = LEVELS[0] | {"report", "remote", "errors", "output_names"}
     assert {room(module) for module in heavy} & light == set()
 
 

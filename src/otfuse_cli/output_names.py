@@ -23,7 +23,7 @@ def suffix_of(path: str | Path) -> str:
     Raises:
         UsageError: It is a suffix, but none of `SUFFIXES`.
     """
-    path = Path(path)
+    path = path if isinstance(path, Path) else Path(path)  # a URL stays one
     suffix = named_suffix(path)
     if suffix is not None:
         return suffix

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..remote.location import is_remote
+
 _LARGEST = 1 << 20  # bytes; a config is a page or two
 
 
@@ -26,6 +28,14 @@ def read_config(path: Path | None) -> Mapping[str, Any] | None:
     except (OSError, ValueError):
         return None
     return data if isinstance(data, dict) else None
+
+
+def network_folder(path: Path | None) -> Path | None:
+    """Where a library finds what it builds a network from; None in memory, and for a URL.
+
+    Libraries would take a URL for a name on their hub.
+    """
+    return None if is_remote(path) else config_folder(path)
 
 
 def config_folder(path: Path | None) -> Path | None:

@@ -71,6 +71,9 @@ class Disk:
     With `fd`, that of a file which is open already and may have no name; it is closed in the end.
     `sha256` is its digest, where somebody knows it.
 
+    Attributes:
+        remark: What its reader should know of how it is read; None for nothing.
+
     Raises:
         UnreadableInput: It is missing, a folder, not a regular file, or may not be read.
     """
@@ -80,6 +83,7 @@ class Disk:
     ) -> None:
         self.path = path
         self.label = label
+        self.remark: str | None = None
         self.file: io.RawIOBase = _open_regular(path, label) if fd is None else io.FileIO(fd, "rb")
         self.size = os.fstat(self.file.fileno()).st_size
         self._trail: Trail | None = None
@@ -141,6 +145,13 @@ class Disk:
         self.read_into(memoryview(data), start)
         return bytes(data)
 
+    def read_each(self, starts: list[int], size: int) -> list[bytes]:
+        """`read_bytes` for every position; a file that is far away brings several at a time."""
+        return [self.read_bytes(start, size) for start in starts]
+
+    def fetch_whole(self) -> None:
+        """Make reads by position cheap, for a format that needs many; they are on a disk."""
+
     def read_block(self, block: Extent) -> torch.Tensor:
         """The tensor of a block: on the CPU, contiguous, in memory of its own."""
         if block.numel == 0:
@@ -174,6 +185,9 @@ class Disk:
                     trail.saw(part, trail.position)
                 self._sha256 = trail.hexdigest()
             return self._sha256
+
+    def require_unchanged(self) -> None:
+        """Nothing to ask: an open file stays what it is, whatever takes its name."""
 
     def close(self) -> None:
         """Close the file; closing twice is fine."""

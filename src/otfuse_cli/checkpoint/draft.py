@@ -8,11 +8,17 @@ import shutil
 from pathlib import Path
 
 from ..errors import OutputRefused, UsageError
+from ..remote.location import is_remote
 from .digest import Trail
 from .disk import Disk
 
 # Not inherited by child processes; on Windows, bytes as they are.
 _FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOINHERIT", 0) | getattr(os, "O_BINARY", 0)
+
+
+_AWAY = (
+    "check the URL, and that the credentials which the store's own library finds may write there"
+)
 
 
 class Draft:
@@ -39,6 +45,9 @@ class Draft:
         except OSError as error:
             raise refused_by_system(path, error) from error
         self.fd = fd
+
+    def stream(self, size: int) -> None:
+        """Nothing to prepare for `size` bytes that are written once; see `RemoteDraft`."""
 
     def write_at(self, data: memoryview, position: int) -> None:
         """Write all of `data` (bytes) at a position.
@@ -191,7 +200,9 @@ def refused_by_system(path: Path, error: BaseException) -> OutputRefused:
         "the output can't be written",
         where=str(path),
         why=why,
-        fix="write to a folder with enough room that you may write to",
+        fix=_AWAY
+        if is_remote(path)
+        else "write to a folder with enough room that you may write to",
     )
 
 

@@ -11,15 +11,17 @@ from typing import Any, Self
 import torch
 
 from ..errors import UnreadableInput
+from ..remote.location import is_remote, location
 from ..report.records import FileRecord
 from .contents import KINDS, Contents, Entry, LazyTensor, plain_leaf
-from .disk import Disk, Extent
+from .disk import Extent
 from .extras import Extras, extras_of
 from .formats.rebuild import Unsupported
 from .formats.recognise import disk_contents, folder_contents, is_folder
 from .formats.unpickle import Table
 from .names import TensorInfo, clean_names, quantised_key, shown
 from .quantised import quantised, refuse_codes
+from .remote_disk import open_disk
 from .wrappers import Container, find_state_dict, versions_of
 
 
@@ -62,7 +64,8 @@ class Checkpoint:
         self._disk = contents.disk
         self.finite: set[str] = set()
         self.keyed = keyed
-        self.remark = remark
+        of_disk = None if contents.disk is None else contents.disk.remark
+        self.remark = "; ".join(said for said in (of_disk, remark) if said) or None
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor: on the CPU, in its stored dtype, contiguous, in memory of its own.
@@ -125,6 +128,15 @@ class Checkpoint:
         """
         return extras_of(self.contents, self.container.wrapper)
 
+    def require_unchanged(self) -> None:
+        """Require that a file in a store is the one that was opened, once all of it was read.
+
+        Raises:
+            UnreadableInput: It isn't.
+        """
+        if self._disk is not None:
+            self._disk.require_unchanged()
+
     def close(self) -> None:
         """Close the file; closing twice is fine."""
         if self._disk is not None:
@@ -164,10 +176,11 @@ def open_checkpoint(
     """
     if isinstance(source, Mapping):
         return opened(Contents(source, "memory"), label or "state dict", key, bare=bare)
-    path, label = Path(source), label or str(source)
+    path = location(source)
+    label = label or str(path if is_remote(path) else source)
     try:
         is_dir = is_folder(path)
-        contents = folder_contents(path, label) if is_dir else disk_contents(Disk(path, label))
+        contents = folder_contents(path, label) if is_dir else disk_contents(open_disk(path, label))
     except ValueError as error:  # a NUL byte in the path
         raise UnreadableInput("can't open the file", where=label, why=str(error)) from error
     return opened(contents, label, key, bare=bare)

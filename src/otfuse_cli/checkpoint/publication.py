@@ -15,7 +15,16 @@ from types import TracebackType
 from typing import Self
 
 from ..errors import OutputRefused, UsageError
+from ..remote.location import RemotePath, is_remote
 from .draft import Draft, FolderDraft, beside, refused_by_system, sync_folder
+from .remote_draft import (
+    Arrival,
+    RemoteDraft,
+    RemoteFolderDraft,
+    arrivals,
+    outdated_files,
+    remove_outdated,
+)
 
 
 class Publication:
@@ -23,9 +32,9 @@ class Publication:
 
     def __init__(self, *, overwrite: bool) -> None:
         self._overwrite = overwrite
-        self._drafts: list[Draft | FolderDraft] = []
+        self._drafts: list[Draft | FolderDraft | RemoteDraft | RemoteFolderDraft] = []
 
-    def file(self, path: Path) -> Draft:
+    def file(self, path: Path) -> Draft | RemoteDraft:
         """A file to be written; inside a folder of this publication, it becomes part of that.
 
         Raises:
@@ -33,17 +42,17 @@ class Publication:
             UsageError: Another output has that name.
         """
         for other in self._drafts:
-            if isinstance(other, FolderDraft) and is_inside(path, other.path):
+            if isinstance(other, FolderDraft | RemoteFolderDraft) and is_inside(path, other.path):
                 return other.add(path.name)
-            if os.path.realpath(path) == os.path.realpath(other.path):
+            if is_same(path, other.path):
                 raise UsageError("two outputs have the same name", where=str(path))
-        draft = Draft(path)
+        draft = RemoteDraft(path) if isinstance(path, RemotePath) else Draft(path)
         self._drafts.append(draft)
         return draft
 
-    def folder(self, path: Path) -> FolderDraft:
+    def folder(self, path: Path) -> FolderDraft | RemoteFolderDraft:
         """A folder to be filled."""
-        draft = FolderDraft(path)
+        draft = RemoteFolderDraft(path) if isinstance(path, RemotePath) else FolderDraft(path)
         self._drafts.append(draft)
         return draft
 
@@ -62,15 +71,23 @@ class Publication:
         Raises:
             OutputRefused: A name was taken meanwhile, or the disk is full; nothing has changed.
         """
-        moves: list[_Move] = []
+        local = [d for d in self._drafts if isinstance(d, Draft | FolderDraft)]
+        remote = [d for d in self._drafts if isinstance(d, RemoteDraft | RemoteFolderDraft)]
+        moves: list[_Move | Arrival] = []
+        outdated: list[RemotePath] = []
         try:
             for draft in self._drafts:
                 draft.flush()
-            moves += [_Move(draft.stage(), draft.path) for draft in self._drafts]
+            if self._overwrite:
+                outdated = outdated_files(remote)
+            # Those of this machine first: they can be undone for nothing.
+            moves += [_Move(draft.stage(), draft.path) for draft in local]
+            moves += arrivals(remote)
             for move in moves:
                 move.carry_out(overwrite=self._overwrite)
             for folder in dict.fromkeys(move.path.parent for move in moves):
-                sync_folder(folder)
+                if not is_remote(folder):
+                    sync_folder(folder)
         except BaseException as error:
             lost = [text for move in reversed(moves) if (text := move.undo())]
             if lost:
@@ -83,6 +100,7 @@ class Publication:
             raise
         for move in moves:
             move.forget()
+        remove_outdated(outdated)
 
     def discard(self) -> None:
         """Drop all that has not been published."""
@@ -118,7 +136,14 @@ def write_whole(path: Path, content: str | bytes, *, overwrite: bool) -> None:
 
 def is_inside(path: Path, folder: Path) -> bool:
     """Whether `folder`, however it is spelled, is the one that `path` lies in."""
-    return path.parent == folder or os.path.realpath(path.parent) == os.path.realpath(folder)
+    return is_same(path.parent, folder)
+
+
+def is_same(path: Path, other: Path) -> bool:
+    """Whether two paths, however they are spelled, are one."""
+    if path == other or is_remote(path) or is_remote(other):
+        return path == other
+    return os.path.realpath(path) == os.path.realpath(other)
 
 
 class _Move:

@@ -50,9 +50,7 @@ def refuse_codes(infos: Mapping[str, TensorInfo], read_rows: ReadRows, label: st
     """
     coded: dict[str, list[TensorInfo]] = {}
     for info in infos.values():
-        # A cast vector may have axes of one; integers of one column are a packed matrix.
-        axes = sum(n > 1 for n in info.shape) if info.dtype in _FLOAT8 else len(info.shape)
-        if info.dtype in _FLOAT8 | _INTEGERS and axes > 1:
+        if may_be_codes(info):
             coded.setdefault(_module(info), []).append(info)
     if not coded:
         return
@@ -70,6 +68,13 @@ def refuse_codes(infos: Mapping[str, TensorInfo], read_rows: ReadRows, label: st
                     f"{label}, tensor {shown(info.name)} {_described(info)} "
                     f"beside {shown(scale.name)} {_described(scale)}"
                 )
+
+
+def may_be_codes(info: TensorInfo) -> bool:
+    """Whether dtype and shape allow that a tensor holds codes: then its values are looked at."""
+    # A cast vector may have axes of one; integers of one column are a packed matrix.
+    axes = sum(n > 1 for n in info.shape) if info.dtype in _FLOAT8 else len(info.shape)
+    return info.dtype in _FLOAT8 | _INTEGERS and axes > 1
 
 
 def refuse_quantised_config(config: Mapping[str, Any] | None, label: str) -> None:

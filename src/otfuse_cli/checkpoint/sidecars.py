@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import UnreadableInput
 from .config import read_config
-from .disk import Disk
+from .remote_disk import open_disk
 
 _FILES = (
     *("config.json", "configuration.json", "generation_config.json", "model_index.json"),
@@ -55,7 +55,7 @@ def contents_of(path: Path, dtype: str | None, config: Mapping[str, Any]) -> Ite
     Raises:
         UnreadableInput: It can't be read.
     """
-    disk = Disk(path, str(path))
+    disk = open_disk(path, str(path))
     try:
         if path.name == "config.json" and (dtype is not None or config):
             yield _changed(disk.read_bytes(0, disk.size), dtype, config, path)

@@ -8,9 +8,13 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import UnreadableInput
 from .disk import Disk
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 
 class Volume(Disk):
@@ -23,6 +27,7 @@ class Volume(Disk):
         self.path = path
         self.label = label
         self.parts = tuple(parts)
+        self.remark = "; ".join(part.remark for part in parts if part.remark) or None
         ends = list(accumulate(part.size for part in self.parts))
         self.size = ends[-1] if ends else 0
         self.bases = tuple(end - part.size for end, part in zip(ends, self.parts, strict=True))
@@ -49,6 +54,11 @@ class Volume(Disk):
         lines = "".join(f"{part.sha256()}  {part.path.name}\n" for part in parts)
         return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()
 
+    def require_unchanged(self) -> None:
+        """See `Disk`: every part."""
+        for part in self.parts:
+            part.require_unchanged()
+
     def close(self) -> None:
         """Close the parts; closing twice is fine."""
         for part in self.parts:
@@ -65,6 +75,7 @@ class Window(Disk):
     def __init__(self, disk: Disk, start: int, size: int, label: str) -> None:
         self.path = disk.path
         self.label = label
+        self.remark = None
         self.size = size
         self._outer = disk
         self._start = start
@@ -75,7 +86,7 @@ class Window(Disk):
                 why=f"its data end at byte {start + size} of {disk.label}, which has {disk.size}",
                 fix="copy or download the file again",
             )
-        self.file = _WindowFile(self)
+        self.file = DiskFile(self)
 
     def read_into(self, buffer: memoryview, start: int) -> None:
         """Fill `buffer` (bytes) from position `start` of the window.
@@ -91,31 +102,43 @@ class Window(Disk):
         """Nothing to close: the disk is somebody else's."""
 
 
-class _WindowFile(io.RawIOBase):
-    """What `zipfile` wants of a file."""
+class DiskFile(io.RawIOBase):
+    """What `zipfile` wants of a file, for a disk that has none."""
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: Disk) -> None:
         super().__init__()
         self._window = window
         self._at = 0
 
     def readable(self) -> bool:
+        """Yes."""
         return True
 
     def seekable(self) -> bool:
+        """Yes."""
         return True
 
     def tell(self) -> int:
+        """The position of the next read."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Move the position of the next read."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._window.size}[whence]
         if base + offset < 0:
             raise ValueError("a position before the start")
         self._at = base + offset
         return self._at
 
+    def readinto(self, buffer: Buffer, /) -> int:
+        """Fill a buffer, as far as there are bytes; how many there were."""
+        view = memoryview(buffer).cast("B")
+        data = self.read(len(view))
+        view[: len(data)] = data
+        return len(data)
+
     def read(self, size: int | None = -1, /) -> bytes:
+        """At most `size` bytes, all that are left without one."""
         left = max(0, self._window.size - self._at)
         data = self._window.read_bytes(self._at, left if size is None or size < 0 else size)
         self._at += len(data)

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import OutputRefused
 from ..output_names import suffix_of
+from ..remote.location import RemotePath, location
 from .draft import FolderDraft, refused_by_system
 from .extras import Extras
 from .formats.format import Order, Writer
@@ -19,6 +20,7 @@ from .formats.shards import refuse_foreign_files
 from .names import TensorInfo
 from .open import Checkpoint, opened
 from .publication import Publication
+from .remote_draft import RemoteFolderDraft, check_remote_output
 
 
 @contextmanager
@@ -58,7 +60,7 @@ def open_writer(
         OutputRefused: The output exists, or can't be written.
         ValueError: A tensor was not put, or a name announced twice.
     """
-    path, infos = Path(path), tuple(infos)
+    path, infos = location(path), tuple(infos)
     suffix = suffix_of(path)
     output = output_format(suffix)
     output.check(path, infos)
@@ -80,7 +82,7 @@ def read_back(writer: Writer, label: str) -> Checkpoint:
         UnreadableInput: It can't be read.
         OutputRefused: The system has no file handles left.
     """
-    if isinstance(writer.draft, FolderDraft):
+    if isinstance(writer.draft, FolderDraft | RemoteFolderDraft):
         contents = drafted_contents(writer.draft.disks(label), writer.draft.path, label)
     else:
         contents = disk_contents(writer.draft.disk(label))
@@ -94,7 +96,12 @@ def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> 
         OutputRefused: It exists and `overwrite` is false, it is not of its kind (file or folder),
             or the folder above it is missing or may not be written to.
     """
-    path = Path(path)
+    path = location(path)
+    if isinstance(path, RemotePath):
+        check_remote_output(path, overwrite=overwrite, folder=folder)
+        if folder and path.is_dir():
+            refuse_foreign_files(path)
+        return
     try:
         problem = _problem(path, overwrite=overwrite, folder=folder)
         if folder and problem is None and path.is_dir():

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from ..output_names import parse_size
+from ..remote.location import is_remote, location
 from ..requests.option import OUTPUT, Option, Options, option, option_of, switch
 from ..requests.option_text import parse_shape, parse_shares, parse_weights, parse_widths
 from ..requests.tensor_weights import read_weights
@@ -88,7 +89,8 @@ def signature(
 
 def _annotation(name: str, declared: Option) -> Any:
     """A parameter's type, with what Typer shows of it."""
-    kind: Any = list[declared.kind] if declared.several else declared.kind  # type: ignore[name-defined]
+    one = str if declared.kind is Path else declared.kind  # `split_values` tells paths from URLs
+    kind: Any = list[one] if declared.several else one  # type: ignore[valid-type]
     if not declared.flags:
         shown = typer.Argument(metavar=declared.metavar, help=declared.text, show_default=False)
         return Annotated[kind, shown]
@@ -120,10 +122,15 @@ def _show_all(context: typer.Context, asked: bool) -> None:
 def split_values(
     request_type: type, values: Mapping[str, Any]
 ) -> tuple[dict[str, Any], RunOptions]:
-    """Typer's values as the request's keywords, raw, and the run options."""
-    names = {field.name for field in fields(request_type)}
-    rest = {name: value for name, value in values.items() if name not in names}
-    return {name: value for name, value in values.items() if name in names}, RunOptions(**rest)
+    """Typer's values as the request's keywords, raw but for paths, and the run options."""
+    declared = {field.name: option_of(field) for field in fields(request_type)}
+    rest = {name: value for name, value in values.items() if name not in declared}
+    keywords = {name: value for name, value in values.items() if name in declared}
+    for name, value in keywords.items():
+        option = declared[name]
+        if option is not None and option.kind is Path and value is not None:
+            keywords[name] = [*map(location, value)] if option.several else location(value)
+    return keywords, RunOptions(**rest)
 
 
 def build_request(request_type: Callable[..., Any], keywords: Mapping[str, Any]) -> Any:
@@ -149,6 +156,10 @@ def build_request(request_type: Callable[..., Any], keywords: Mapping[str, Any])
         values["input_shape"] = parse_shape(values["input_shape"])
     if values.get("shard_size") is not None:
         parse_size(values["shard_size"])
+    for name in ("samples", "inputs"):
+        # A loader (`file.py:loader`) is no path, so the others stay texts.
+        if isinstance(values.get(name), str) and is_remote(at := location(values[name])):
+            values[name] = at
     if "layer" in values:
         values["layer"] = parse_shares(values["layer"] or ()) or None
     request = request_type(**{n: v for n, v in values.items() if v is not MISSING})

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from .. import __version__
 from ..errors import NETWORKS, ExitCode, OtfuseError
+from ..remote.location import location
 from ..requests.requests import STANDARD
 from ..runtime import Progress, silent
 from . import comparisons, outcomes, tables
@@ -286,7 +287,7 @@ def _print_head(sheet: _Sheet, report: Report, view: Display) -> None:
     if view.report is not None or report.output:
         from ..report.files import report_beside
 
-        where = view.report or report_beside(Path(report.output[0].path))
+        where = view.report or report_beside(location(report.output[0].path))
         rows.append(("report", str(where)))
     if report.graph is not None:
         told = "" if view.graph or view.verbose else " (-v names them)"

@@ -130,7 +130,10 @@ def run_evaluate(request: EvaluateRequest, *, progress: Progress = silent) -> Re
         },
         graph=graph_record(parents.anchor.graph),
         evaluation={"samples": bench.samples.count, **measures(scores)},
-        warnings=remarks(parents.shared_architecture, scores),
+        warnings=(
+            *(c.remark for c in checkpoints if c.remark),
+            *remarks(parents.shared_architecture, scores),
+        ),
         timings=dict(watch.seconds),
         peak_rss_bytes=peak_rss_bytes(),
     )

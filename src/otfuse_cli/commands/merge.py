@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
 from ..checkpoint.publication import Publication
 from ..errors import UsageError
+from ..remote.location import location
 from ..report.records import Report
 from ..requests.requests import MergeRequest
 from ..requests.tensor_weights import weight_rules
@@ -52,7 +52,7 @@ def plan_merge(request: MergeRequest) -> MergePlan:
             where="CKPT CKPT...",
             fix="name two or more",
         )
-    output = None if request.output is None else Path(request.output)
+    output = None if request.output is None else location(request.output)
     weights, rules = weight_rules(request.weights, count)
     width = asked_width(request, weights, rules)
     return MergePlan(

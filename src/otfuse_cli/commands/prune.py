@@ -19,6 +19,7 @@ from ..pruning.amounts import choose_amounts, held_together, require_share
 from ..pruning.choose_units import choose_kept
 from ..pruning.compact import smaller
 from ..pruning.pruned_sizes import pruning_record
+from ..remote.location import location
 from ..report.records import Report
 from ..requests.requests import PruneRequest
 from ..running.arch_value import Arch
@@ -73,7 +74,7 @@ def _prune(
 ) -> Report:
     _require_amounts(request)
     require_inputs(request)
-    output = None if request.output is None else Path(request.output)
+    output = None if request.output is None else location(request.output)
     report_at = report_path(output, request.report)
     refuse_outputs(output, report_at, (request.checkpoint,), request)
     watch = Stopwatch()
@@ -114,6 +115,7 @@ def _prune(
                 advice=changes.sentences,
             ),
             warnings=(
+                *((stored.remark,) if stored.remark else ()),
                 *traced.remarks,
                 *one.warnings,
                 *graph.warnings,

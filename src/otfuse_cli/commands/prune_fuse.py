@@ -20,6 +20,7 @@ from ..matching.portfolio import Judge
 from ..pruning.fixed_points import fixed_points_apply, match_survivors
 from ..pruning.pruned_sizes import pruning_record
 from ..pruning.survivors import Survivors, find_survivors
+from ..remote.location import location
 from ..report.records import Report
 from ..requests.recipe import Recipe
 from ..requests.requests import ImproveOptions, PruneFuseRequest
@@ -65,7 +66,7 @@ def _plan(request: PruneFuseRequest, *, to_file: bool) -> MergePlan:
     if output is None and to_file:
         if not isinstance(request.pruned, str | Path):
             raise UsageError("no output", where="-o OUT", fix="say where the fused model goes")
-        pruned = Path(request.pruned)
+        pruned = location(request.pruned)
         name = f"{pruned.stem}.fused{pruned.suffix}"
         if pruned.is_dir():
             name = f"{pruned.resolve().name}-fused"  # a suffix would make it a file

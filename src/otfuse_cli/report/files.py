@@ -17,6 +17,7 @@ import msgspec
 
 from ..errors import UnreadableInput, UsageError
 from ..output_names import is_folder_name
+from ..remote.location import is_remote
 from .records import ENVELOPE, SCHEMA, Report
 
 # Fields that reports of the first release don't have.
@@ -31,7 +32,10 @@ EXAMPLES = (
 
 def report_beside(checkpoint: Path) -> Path:
     """Where the report of a checkpoint lies: `fused.pt` -> `fused.report.json`; inside a folder."""
-    if checkpoint.is_dir() or (not checkpoint.exists() and is_folder_name(checkpoint)):
+    folder = is_folder_name(checkpoint)
+    if not is_remote(checkpoint):  # which has no folders but by the names of what lies in them
+        folder = checkpoint.is_dir() or (not checkpoint.exists() and folder)
+    if folder:
         return checkpoint / f"{checkpoint.resolve().name}.report.json"
     return checkpoint.with_suffix(".report.json")
 

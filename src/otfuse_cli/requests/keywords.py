@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from ..output_names import parse_size
+from ..remote.location import is_remote, location
 from .option_text import parse_shape, parse_shares, parse_weights, parse_widths
 from .python_values import (
     Reader,
@@ -129,6 +130,8 @@ def _samples(name: str, value: Any) -> Any:
     """A path, or arrays: those are looked at once the network is known."""
     if value is None:
         raise bad_value(name, value, "a file, or arrays in memory, are meant")
+    if isinstance(value, str) and is_remote(at := location(value)):
+        return at
     return path(name, value) if isinstance(value, os.PathLike) else value
 
 

@@ -1,7 +1,7 @@
 """What Python callers write for an option, brought to the plain value that is meant, or refused.
 
 Numbers of numpy and torch, paths, sets and generators mean what they say; a text is never a flag
-or a number. Nothing of ours but `errors` may be imported here; torch is never imported.
+or a number. Nothing of ours but `errors` and names of files may be imported here, torch never.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from ..errors import UsageError
+from ..remote.location import RemotePath, location
 
 Reader = Callable[[str, Any], Any]
 
@@ -108,10 +109,12 @@ def text_or_path(name: str, value: Any) -> str:
 
 def path(name: str, value: Any) -> Path:
     """A path, given as one or as text."""
+    if isinstance(value, RemotePath):
+        return value
     if isinstance(value, str | os.PathLike):
         where = os.fspath(value)
         if isinstance(where, str) and where:
-            return Path(where)
+            return location(where)
     raise bad_value(name, value, "a path is meant")
 
 

@@ -7,6 +7,7 @@ object arrays are refused. A loader (`file.py:loader`) executes user code.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import torch
 from torch import Tensor
 
 from ..checkpoint.open import open_checkpoint
-from ..errors import UnreadableInput, UsageError
+from ..checkpoint.remote_disk import open_disk
+from ..errors import OtfuseError, UnreadableInput, UsageError
 from ..graph.trace.export_settings import own_output
+from ..remote.location import RemotePath, is_remote
 from .user_code import find_callable, names_a_module
 
 SUFFIXES = (".npz", ".npy", ".safetensors", ".pt", ".pth")
@@ -31,6 +34,8 @@ def read_entries(source: Source) -> tuple[dict[str, Tensor], str]:
         UnreadableInput: Missing, broken, unsafe; a loader that fails.
         UsageError: A suffix that nobody reads, or a loader that returns something else.
     """
+    if isinstance(source, RemotePath):
+        return _from_file(source), str(source)
     if isinstance(source, str | Path):
         text = str(source)
         if names_a_module(text) and not Path(text).exists() and Path(text).suffix not in SUFFIXES:
@@ -48,7 +53,7 @@ def _from_file(path: Path) -> dict[str, Tensor]:
             why=f"the suffix is {suffix or 'missing'}",
             fix=f"use {', '.join(SUFFIXES)}, or file.py:loader",
         )
-    if not path.is_file():
+    if not is_remote(path) and not path.is_file():
         raise UnreadableInput("no such file", where=f"--samples {path}", fix="check the path")
     if suffix in (".npz", ".npy"):
         return _from_numpy(path)
@@ -62,12 +67,14 @@ def _from_file(path: Path) -> dict[str, Tensor]:
 
 def _from_numpy(path: Path) -> dict[str, Tensor]:
     try:
+        if is_remote(path):
+            return _from_remote_numpy(path)
         if path.suffix.lower() == ".npy":
             array = np.load(path, allow_pickle=False, mmap_mode="r")
             return {"x": _tensor("x", array, str(path))}
         with path.open("rb") as file, np.load(file, allow_pickle=False) as loaded:
             return {name: _tensor(name, loaded[name], str(path)) for name in loaded.files}
-    except UnreadableInput:
+    except OtfuseError:
         raise
     except Exception as error:
         raise UnreadableInput(
@@ -76,6 +83,18 @@ def _from_numpy(path: Path) -> dict[str, Tensor]:
             why=str(error).strip().partition("\n")[0] or type(error).__name__,
             fix="write them with numpy.savez(PATH, x=inputs, y=labels), without object arrays",
         ) from error
+
+
+def _from_remote_numpy(path: Path) -> dict[str, Tensor]:
+    disk = open_disk(path, str(path))
+    try:
+        disk.hash_while_reading()
+        loaded = np.load(BufferedReader(disk.file), allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return {"x": _tensor("x", loaded, str(path))}
+        return {name: _tensor(name, loaded[name], str(path)) for name in loaded.files}
+    finally:
+        disk.close()
 
 
 def _from_loader(text: str) -> dict[str, Tensor]:

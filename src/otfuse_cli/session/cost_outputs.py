@@ -64,4 +64,4 @@ def finish(
 
 
 def _file(request: InspectRequest) -> Path | None:
-    return None if request.report is None or Path(request.report) == STANDARD else request.report
+    return None if request.report == STANDARD else request.report

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ..checkpoint.config import config_folder, read_config
+from ..checkpoint.config import network_folder, read_config
 from ..checkpoint.open import Checkpoint
 from ..errors import IncompatibleModels, OtfuseError
 from ..graph.plain import plain_graph
@@ -43,7 +43,7 @@ def find_architecture(
     """
     find: Callable[..., Architecture] = partial(architecture, arch)
     if arch == "auto" and not plain:
-        find = partial(automatic, folder=config_folder(checkpoint.path))
+        find = partial(automatic, folder=network_folder(checkpoint.path))
     try:
         described = find(
             shapes_of(checkpoint),
@@ -64,7 +64,7 @@ def find_architecture(
 def library_arch_of(checkpoint: Checkpoint, arch: Arch) -> Arch:
     """What `auto` stands for, where a library that is installed has the checkpoint's network."""
     path = checkpoint.path
-    return library_arch(arch, shapes_of(checkpoint), read_config(path), config_folder(path))
+    return library_arch(arch, shapes_of(checkpoint), read_config(path), network_folder(path))
 
 
 def _comparable(architecture: Architecture, checkpoint: Checkpoint) -> Architecture:

@@ -15,6 +15,7 @@ from ..matching.match import match
 from ..matching.matchers.sweep import Match
 from ..matching.models import Model
 from ..matching.portfolio import Judge
+from ..remote.location import location
 from ..report.files import report_beside
 from ..report.records import Report
 from ..requests.recipe import Recipe
@@ -144,5 +145,5 @@ class MergePlan:
 def report_path(output: Path | None, report: Path | None) -> Path | None:
     """The report's file: as asked, or beside the output; none where it goes to a stream."""
     if report is not None:
-        return None if Path(report) == STANDARD else Path(report)
+        return None if report == STANDARD else location(report)
     return None if output is None else report_beside(output)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,11 +16,12 @@ import torch
 from ..checkpoint.extras import Extras
 from ..checkpoint.names import TensorInfo
 from ..checkpoint.open import Checkpoint
-from ..checkpoint.publication import Publication, is_inside
+from ..checkpoint.publication import Publication, is_inside, is_same
 from ..checkpoint.write import check_output, open_writer, read_back
 from ..errors import OutputRefused, UsageError
 from ..output_names import DEFAULT_SHARD, PT_SUFFIXES, parse_size, suffix_of
 from ..pruning.advice import Advice
+from ..remote.location import is_remote, location
 from ..report.records import FileRecord
 from ..requests.requests import OutputOptions, Source
 
@@ -56,7 +58,7 @@ def refuse_outputs(
         if path is None:
             continue
         for source in inputs:
-            if isinstance(source, str | Path) and _touches(path, Path(source)):
+            if isinstance(source, str | Path) and _touches(path, location(source)):
                 raise OutputRefused(
                     "the output is one of the inputs",
                     where=str(path),
@@ -68,7 +70,7 @@ def refuse_outputs(
         check_output(path, overwrite=target.overwrite, folder=folder and path == output)
     if output is None:
         return
-    if report is not None and os.path.realpath(output) == os.path.realpath(report):
+    if report is not None and is_same(output, report):
         raise UsageError("output and report have the same name", where=str(output))
     _refuse_options(output, target, folder=folder)
 
@@ -81,11 +83,16 @@ def require_room(output: Path | None, infos: Iterable[TensorInfo]) -> None:
     """
     if output is None:
         return
-    wanted, free = sum(info.nbytes for info in infos), shutil.disk_usage(output.parent).free
+    folder = output.parent
+    if is_remote(output):
+        if output.suffix not in PT_SUFFIXES:
+            return  # it is sent while it is written
+        folder = Path(tempfile.gettempdir())
+    wanted, free = sum(info.nbytes for info in infos), shutil.disk_usage(folder).free
     if wanted > free:
         raise OutputRefused(
             "the output does not fit on the disk",
-            where=str(output),
+            where=str(output) if folder == output.parent else f"{output}, on its way in {folder}",
             why=f"it has {wanted} bytes, {free} are free",
             fix="write to a folder with enough room",
         )
@@ -191,6 +198,8 @@ def _refuse_options(output: Path, target: OutputOptions, *, folder: bool) -> Non
 
 def _touches(output: Path, source: Path) -> bool:
     """Whether writing the output would replace an input: it, or a folder around it."""
+    if is_remote(output) or is_remote(source):
+        return output == source or output in source.parents
     try:
         return any(os.path.samefile(path, output) for path in (source, *source.resolve().parents))
     except OSError:

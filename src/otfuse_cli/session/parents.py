@@ -110,6 +110,7 @@ def open_checkpoints(sources: Sequence[Source], key: Key | None) -> Iterator[lis
     """Open every checkpoint (headers only, where the format has one); close them at the end.
 
     Raises:
+        UnreadableInput: One can't be opened, or is another one in the end than it was.
         UsageError: A key that leads nowhere; a bare one must lead somewhere in one of the files.
     """
     keys = per_index(key, len(sources), "--key")
@@ -132,6 +133,8 @@ def open_checkpoints(sources: Sequence[Source], key: Key | None) -> Iterator[lis
                 fix="leave it away, or name an entry that is there",
             )
         yield checkpoints
+        for checkpoint in checkpoints:
+            checkpoint.require_unchanged()
 
 
 def _is_path(source: Source) -> bool:

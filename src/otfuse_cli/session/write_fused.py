@@ -9,6 +9,7 @@ import torch
 from ..checkpoint.names import TensorInfo
 from ..checkpoint.publication import Publication
 from ..fusion.fused import Fused
+from ..remote.location import is_remote
 from ..report.records import FileRecord
 from ..runtime import Runtime, ahead
 from .merge_plan import MergePlan
@@ -47,6 +48,9 @@ def write_fused(
         # Rows go out as they come only where a tensor is stored as it is.
         put_rows = out.put_rows if parents.store is None else None
         names = list(parents.whole.checkpoint.infos.values())
+        if is_remote(plan.output):
+            # As safetensors lays them out: what comes early would wait for what lies before it.
+            names.sort(key=lambda info: -target_info(info, plan.target.dtype).dtype.itemsize)
         pieces = _pieces(plan, fused, names, runtime, by_rows=put_rows is not None)
         # The next piece is averaged while this one is hashed and written.
         for name, first, piece in ahead(pieces):

@@ -16,6 +16,7 @@ from ...errors import UnreadableInput
 from ..contents import Contents
 from ..disk import Disk, element_count, plausible
 from ..names import shown
+from ..remote_disk import open_disk
 from ..volume import Volume
 from .folder_files import FolderFiles
 from .format import FolderFormat
@@ -38,7 +39,7 @@ def dcp_contents(files: FolderFiles) -> Contents:
     """
     folder, label = files.folder, files.label
     disks: dict[str, Disk] = {}
-    index = Disk(folder / METADATA, f"{label}/{METADATA}")
+    index = open_disk(folder / METADATA, f"{label}/{METADATA}")
     try:
         if index.size > _LIMIT:
             raise _broken(label, f"its {METADATA} has {index.size} bytes")
@@ -135,7 +136,7 @@ class _Reader:
                     why=f"{METADATA} names it",
                     fix="copy the whole folder",
                 )
-            self._disks[name] = Disk(path, f"{self._label}/{shown(name)}")
+            self._disks[name] = open_disk(path, f"{self._label}/{shown(name)}")
         return self._disks[name]
 
 

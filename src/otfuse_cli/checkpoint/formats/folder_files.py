@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..disk import Disk
+from ..remote_disk import open_disk
 
 
 class FolderFiles:
@@ -51,4 +52,4 @@ class FolderFiles:
         self.taken.add(name)
         if self._disks is not None:
             return self._disks[name]
-        return Disk(self.folder / name, f"{self.label}/{name}")
+        return open_disk(self.folder / name, f"{self.label}/{name}")

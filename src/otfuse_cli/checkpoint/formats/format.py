@@ -19,6 +19,7 @@ from ..draft import Draft, FolderDraft
 from ..extras import Extras
 from ..names import TensorInfo
 from ..publication import Publication
+from ..remote_draft import RemoteDraft, RemoteFolderDraft
 from ..wrappers import Container
 from .folder_files import FolderFiles
 
@@ -33,10 +34,13 @@ class FileFormat:
     Attributes:
         claims: Whether a file of these first bytes (512, or all there are) and of this size is one.
         read: What such a file holds. Raises `UnreadableInput` where it is broken or unsafe.
+        by_ranges: Whether a few reads tell where everything lies; a file of another format that is
+            far away is copied first.
     """
 
     claims: Callable[[bytes, int], bool]
     read: ReadFile
+    by_ranges: bool = True
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ class Writer(Protocol):
     """
 
     @property
-    def draft(self) -> Draft | FolderDraft:
+    def draft(self) -> Draft | FolderDraft | RemoteDraft | RemoteFolderDraft:
         """See above."""
 
     wrapper: tuple[str, ...]

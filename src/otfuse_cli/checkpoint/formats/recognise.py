@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...errors import UnreadableInput
+from ...remote.location import location
 from ..config import read_config
 from ..contents import Contents
 from ..disk import Disk
@@ -50,7 +51,10 @@ def file_contents(disk: Disk) -> Contents:
     Raises:
         UnreadableInput: Broken, unsafe, or in no known format.
     """
-    return recognise(disk).read(disk)
+    form = recognise(disk)
+    if not form.by_ranges:
+        disk.fetch_whole()
+    return form.read(disk)
 
 
 def disk_contents(disk: Disk) -> Contents:
@@ -84,7 +88,7 @@ def folder_contents(path: Path, label: str) -> Contents:
             refuse_quantised_config(read_config(path), label)
             files = FolderFiles(path, label)
         else:
-            files = FolderFiles(path.parent, str(Path(label).parent), index=path.name)
+            files = FolderFiles(path.parent, str(location(label).parent), index=path.name)
     except OSError as error:
         raise UnreadableInput("can't open the folder", where=label, why=error.strerror) from error
     return _read_folder(files)

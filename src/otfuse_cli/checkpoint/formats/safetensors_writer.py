@@ -11,6 +11,8 @@ from ...errors import UsageError
 from ..announced import Announced, plain_values
 from ..draft import Draft
 from ..names import TensorInfo
+from ..quantised import may_be_codes
+from ..remote_draft import RemoteDraft
 from .format import OutputFormat, Template
 from .safetensors_file import CODES, make_header
 
@@ -19,7 +21,12 @@ class SafetensorsWriter:
     """Streams into a draft. Tied tensors are stored once; the metadata name their other names."""
 
     def __init__(
-        self, draft: Draft, infos: Sequence[TensorInfo], like: Template, *, first: bool = True
+        self,
+        draft: Draft | RemoteDraft,
+        infos: Sequence[TensorInfo],
+        like: Template,
+        *,
+        first: bool = True,
     ) -> None:
         stored_name = like.container.stored_name
         # What wrappers have beside the model is written once, also where there are several files.
@@ -39,6 +46,9 @@ class SafetensorsWriter:
         full = [TensorInfo(n, tuple(t.shape), t.dtype) for n, t in beside.items()]
         full += [TensorInfo(stored_name(i.name), i.shape, i.dtype) for i in infos]
         header, self._positions = make_header(full, ties)
+        # What its reader looks at before it has its name can't be sent off yet.
+        if not beside and not any(map(may_be_codes, infos)):
+            draft.stream(len(header) + sum(info.nbytes for info in infos))
         draft.write_at(memoryview(header), 0)
         for name, tensor in beside.items():
             self._store(name, tensor)

@@ -14,6 +14,7 @@ from ...output_names import DEFAULT_SHARD, SUFFIXES, parse_size
 from ..draft import FolderDraft
 from ..names import TensorInfo
 from ..publication import Publication
+from ..remote_draft import RemoteFolderDraft
 from ..sidecars import contents_of, is_sidecar, sidecars
 from .folder import INDEX, weights_stem
 from .format import Order, OutputFormat, Template
@@ -38,7 +39,7 @@ class FolderWriter:
 
     def __init__(
         self,
-        draft: FolderDraft,
+        draft: FolderDraft | RemoteFolderDraft,
         infos: Sequence[TensorInfo],
         like: Template,
         *,

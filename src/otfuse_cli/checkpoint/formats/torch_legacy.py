@@ -98,4 +98,5 @@ def _legacy_extents(
 TORCH_LEGACY = FileFormat(
     claims=lambda head, size: is_pickle(head),
     read=lambda disk: read_legacy(disk).contents("pt-legacy"),
+    by_ranges=False,  # every storage follows the one before
 )

@@ -15,6 +15,7 @@ from ..announced import Announced, plain_values
 from ..draft import Draft, refused_by_system
 from ..extras import Extras
 from ..names import TensorInfo
+from ..remote_draft import RemoteDraft
 from .format import OutputFormat, Template
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class TorchWriter:
 
     def __init__(
         self,
-        draft: Draft,
+        draft: Draft | RemoteDraft,
         infos: Sequence[TensorInfo],
         like: Template,
         extras: Extras | None = None,

@@ -66,15 +66,16 @@ def _extents(
     disk: Disk, records: Mapping[str, zipfile.ZipInfo], top: str
 ) -> dict[str, tuple[int, int]]:
     """Position and size of the records in the folder `top`, by their names inside it."""
-    extents = {}
-    for name, record in records.items():
-        if name.startswith(top):
-            extents[name.removeprefix(top)] = _extent(disk, record)
-    return extents
+    inside = {name: record for name, record in records.items() if name.startswith(top)}
+    heads = disk.read_each([r.header_offset for r in inside.values()], _LOCAL_HEADER)
+    return {
+        name.removeprefix(top): _extent(disk, record, head)
+        for (name, record), head in zip(inside.items(), heads, strict=True)
+    }
 
 
-def _extent(disk: Disk, record: zipfile.ZipInfo) -> tuple[int, int]:
-    """Position and size of a record's bytes; torch stores them as they are."""
+def _extent(disk: Disk, record: zipfile.ZipInfo, head: bytes) -> tuple[int, int]:
+    """Position and size of a record's bytes, which torch stores as they are, by its `head`."""
     if record.compress_type != zipfile.ZIP_STORED or record.flag_bits & 1:
         raise UnreadableInput(
             "a compressed or encrypted checkpoint archive",
@@ -82,7 +83,6 @@ def _extent(disk: Disk, record: zipfile.ZipInfo) -> tuple[int, int]:
             why=f"record {shown(record.filename)} is not stored as it is; torch.save stores it so",
             fix="load it with torch and torch.save it again",
         )
-    head = disk.read_bytes(record.header_offset, _LOCAL_HEADER)
     if head[:4] != _ZIP or len(head) < _LOCAL_HEADER:
         raise broken_torch_file(disk, f"record {shown(record.filename)} has no header")
     skip = int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
