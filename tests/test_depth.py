@@ -485,8 +485,9 @@ def test_a_layer_that_copies_changes_nothing(deeper, weights):
     with torch.no_grad():
         expected = small[1](x)
         missed = float((result(x) - expected).abs().max() / expected.abs().max())
-    # Alone, what the pull toward no weights at all leaves of least squares.
-    assert missed < (1e-5 if weights is None else 0.02)
+    # What the pull toward no weights at all leaves of least squares, where a unit is chosen that its
+    # parent has no layer for: of two equal units rounding decides which.
+    assert missed < 0.02
     assert {own for _, own in pairs_of(report)} == (
         {"fc1", "fc3"} if deeper == "source" else {"fc1", "fc2"}
     )

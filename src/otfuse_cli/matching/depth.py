@@ -14,6 +14,10 @@ from torch import Tensor
 
 Pairs = tuple[tuple[int, int], ...]
 
+# Of a similarity: beyond them is what float32 leaves of features, which must not decide which of
+# two copies of a layer stands for another.
+_DECIMALS = 6
+
 
 def linear_cka(one_nD: Tensor, other_nE: Tensor) -> float:
     """How alike two layers are on the same rows, 0 to 1, whatever their units are called.
@@ -25,7 +29,7 @@ def linear_cka(one_nD: Tensor, other_nE: Tensor) -> float:
     one_nD, other_nE = (f.double() - f.double().mean(0) for f in (one_nD, other_nE))
     together = float((other_nE.T @ one_nD).square().sum())
     apart = float((one_nD.T @ one_nD).norm() * (other_nE.T @ other_nE).norm())
-    return min(1.0, together / apart) if apart > 0 else 0.0
+    return round(min(1.0, together / apart), _DECIMALS) if apart > 0 else 0.0
 
 
 def pooled(features: Tensor, grid: tuple[int, ...]) -> Tensor:
