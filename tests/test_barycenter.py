@@ -131,9 +131,3 @@ def test_what_would_blur_the_anchor_is_refused(options, said):
         otfuse_cli.merge(*MANY[:3], iterate=2, **options)
     with pytest.raises(UsageError, match="--iterate -1"):
         otfuse_cli.merge(*MANY[:2], iterate=-1)
-
-
-@pytest.mark.parametrize("further", [{"passes": 2}, {"iterate": 1}])
-def test_inspect_refuses_what_goes_on_from_the_first_match(further):
-    with pytest.raises(UsageError, match="inspect matches every source to the anchor once"):
-        otfuse_cli.inspect(*MANY[:2], **further)

@@ -13,6 +13,7 @@ from .. import __version__
 from ..errors import UsageError
 from ..fusion.average import Aligned, average
 from ..fusion.repair import Repair, plan_repair
+from ..matching.barycenter import iterate
 from ..matching.match import match
 from ..matching.models import Model
 from ..matching.passes import realign
@@ -184,15 +185,16 @@ class _Curves:
         parents, recipe = self.parents, self.recipe
         with self.watch("match"):
             first = [match(self.source, parents.anchor, recipe, self.runtime)]
-            (matched,) = realign(
-                [self.source], first, parents.anchor, (0.5, 0.5), recipe, self.runtime
-            )
+            how = parents.anchor, (0.5, 0.5), recipe, self.runtime
+            realigned = realign([self.source], first, *how)
+            (matched,), rounds = iterate([self.source], realigned, *how)
         aligned = Aligned(self.source, matched.alignment, 0.5)
         with self.watch("check"):
             checks, unchecked = check_function(parents, [aligned])
         repair = plan_repair(parents.anchor.graph) if recipe.repair == "auto" else None
         self._measure("fused", aligned, repair)
         return report.replace(
+            rounds=rounds,
             spaces=matched.spaces,
             layers=matched.layers,
             candidates=matched.candidates,

@@ -42,7 +42,6 @@ def run_inspect(request: InspectRequest, *, progress: Progress = silent) -> Repo
     recipe = request.recipe()
     if not request.checkpoints:
         raise UsageError("nothing to inspect", where="CKPT...", fix="name a checkpoint")
-    _require_one_match(recipe)
     check_outputs(request)
     watch = Stopwatch()
     runtime = Runtime(resolve_device(request.device), recipe.seed, progress)
@@ -87,22 +86,6 @@ def run_inspect(request: InspectRequest, *, progress: Progress = silent) -> Repo
                     report = _depths(parents, recipe, runtime, report, request)
     report = report.replace(timings=dict(watch.seconds), peak_rss_bytes=peak_rss_bytes())
     return finish(report, request, maps, spec)
-
-
-def _require_one_match(recipe: Recipe) -> None:
-    """Refuse what would go on from the first match of each source.
-
-    Raises:
-        UsageError: Further passes or rounds were asked for.
-    """
-    further = {"--passes": recipe.passes - 1, "--iterate": recipe.iterate}
-    for flag, number in further.items():
-        if number:
-            raise UsageError(
-                "inspect matches every source to the anchor once",
-                where=flag,
-                fix=f"leave it out, or use otfuse merge {flag}",
-            )
 
 
 def _parents(

@@ -239,6 +239,14 @@ class RepairOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class RoundOptions(Options):
+    """How often models are matched once more, to the mean of others or of all."""
+
+    passes: int | None = unset(Recipe, "passes")
+    iterate: int | None = unset(Recipe, "iterate")
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class MatchOptions(ComputeOptions):
     """How units are matched: the recipe's options, `--paper` for all of them."""
 
@@ -253,8 +261,6 @@ class MatchOptions(ComputeOptions):
     beta: float | None = unset(Recipe, "beta")
     scale: str | None = unset(Recipe, "scale")
     matcher: str | None = unset(Recipe, "matcher")
-    passes: int | None = unset(Recipe, "passes")
-    iterate: int | None = unset(Recipe, "iterate")
     effort: float | None = unset(Recipe, "effort")
     metric: str | None = unset(Recipe, "metric")
     unit_norm: bool | None = unset(Recipe, "unit_norm")
@@ -296,7 +302,7 @@ class FusionOptions(MatchOptions, InputOptions, PairOptions, GraphOptions, Netwo
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImproveOptions(FusionOptions, RepairOptions, FitOptions):
+class ImproveOptions(FusionOptions, RoundOptions, RepairOptions, FitOptions):
     """What is done with the average when there are inputs. `refit` None: when there are any.
 
     `blend` None: `auto` when there are any. Nothing is written with `require_proof` unless a

@@ -30,6 +30,7 @@ from .option_groups import (
     OutputOptions,
     PlotOptions,
     RepairOptions,
+    RoundOptions,
     SampleSource,
     SeedOptions,
     Source,
@@ -305,6 +306,7 @@ class EvaluateRequest(MeasureOptions, NetworkOptions, ComputeOptions):
 class CurveRequest(
     MeasureOptions,
     MatchOptions,
+    RoundOptions,
     RepairOptions,
     GraphOptions,
     NetworkOptions,
@@ -365,7 +367,7 @@ class CurveRequest(
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemoRequest(MatchOptions, RepairOptions, WriteOptions):
+class DemoRequest(MatchOptions, RoundOptions, RepairOptions, WriteOptions):
     """Fuse the bundled pair of digit classifiers and measure what comes out."""
 
 
