@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,6 +18,7 @@ from otfuse_cli.graph.trace.from_module import export
 from otfuse_cli.graph.trace.program import labelled_program
 from otfuse_cli.pruning.depth_advice import depth_advice
 from otfuse_cli.pruning.renumber import numbered_modules, renumbered
+from test_report_schema import REPORT
 
 WIDTH = 8
 
@@ -116,6 +119,7 @@ CASES = {
 }
 
 
+@pytest.mark.quick_cases("pre-norm-1", "batch-norm-0")
 @pytest.mark.parametrize("number", [0, 1, 2])
 @pytest.mark.parametrize("case", CASES)
 def test_a_block_that_adds_nothing_goes_and_nothing_else_changes(case, number):
@@ -140,6 +144,7 @@ def miss(net, wanted, x):
         return float((net(x) - wanted).square().sum())
 
 
+@pytest.mark.quick_cases("batch-norm")
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_left_makes_up_for_what_is_gone(case):
     build, path, x = CASES[case]
@@ -318,6 +323,7 @@ def test_a_block_with_a_layer_on_its_shortcut_stays():
     assert found == [n for n in blocks if n not in changing]
 
 
+@pytest.mark.quick_cases("pairs")
 @pytest.mark.parametrize("name", ["pairs", "post-norm", "parallel", "stages"])
 def test_other_kinds_of_block_go_without_a_trace(name):
     """Whatever goes, the module without it computes what was fitted, or nothing is written."""
@@ -466,8 +472,201 @@ def test_code_that_goes_by_number_is_found_out():
         )
 
 
+class Flipped(PreNorm):
+    """Reads its input the other way round."""
+
+    def forward(self, x):
+        return x + self.fc2(torch.relu(self.fc1(self.norm(x.flip(-1)))))
+
+
+class ByTurns(Stack):
+    """Every second block is of another kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks[1] = Flipped()
+
+
+def test_a_block_that_comes_where_another_kind_was_is_named():
+    net = made(ByTurns())
+    _, report = otfuse_cli.prune(
+        nets.state(net), depth=1, only=("blocks.0",), arch=ByTurns, samples=vectors()
+    )
+    assert report.checks.function == "kept"
+    (warning,) = report.warnings
+    assert warning.startswith("blocks.1 is blocks.0 now, and does other operations")
+    _, report = otfuse_cli.prune(
+        nets.state(net), depth=1, only=("blocks.2",), arch=ByTurns, samples=vectors()
+    )
+    assert report.warnings == ()
+
+
+def by_shapes(shapes):
+    return Stack(len({name.split(".")[1] for name in shapes if name.startswith("blocks.")}))
+
+
+def test_a_factory_that_takes_shapes_builds_the_smaller_network():
+    net = made(Stack(3))
+    _, report = otfuse_cli.prune(nets.state(net), depth=2, arch=by_shapes, samples=vectors())
+    assert report.checks.function == "kept"
+
+
+def test_an_exported_program_is_cut_too_but_not_checked(tmp_path):
+    net = made(Stack())
+    identity(net, net.blocks[1])
+    torch.export.save(torch.export.export(net, (vectors(8),)), tmp_path / "graph.pt2")
+    weights = nets.state(net)
+    pruned, report = otfuse_cli.prune(
+        weights, depth=1, arch=str(tmp_path / "graph.pt2"), samples=vectors()
+    )
+    small = without(net, "blocks", 1)
+    assert all(torch.equal(pruned[n], t) for n, t in small.state_dict().items())
+    assert report.checks.function is None
+    assert "one number of blocks" in report.warnings[-1]
+
+
+NET = """
+import torch
+from test_prune_depth import Stack
+
+def make_net(depth=3):
+    return Stack(depth), torch.randn(4, 6)
+
+def shallow():
+    return make_net(2)
+"""
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A checkpoint as DataParallel saves it, its network, and inputs with labels."""
+    monkeypatch.chdir(tmp_path)
+    net = made(Stack())
+    state = {f"module.{n}": t for n, t in net.state_dict().items()}
+    torch.save({"state_dict": state, "epoch": 3}, "a.pt")
+    (tmp_path / "net.py").write_text(NET)
+    x = vectors()
+    with torch.no_grad():
+        np.savez("x.npz", x=x.numpy(), y=net(x).argmax(1).numpy())
+    return net
+
+
+def test_the_command_writes_a_file_that_the_shallower_network_loads(files, cli, tmp_path):
+    arguments = ("prune", "a.pt", "--depth", 1, "--arch", "net.py:make_net", "--samples", "x.npz")
+    run = cli(*arguments, "-o", "b.pt")
+    assert run.code == 0
+    assert "blocks.0" in run.out.split("Removed")[1]
+    assert "depth: 3 -> 2" in run.out
+    stored = torch.load("b.pt")["state_dict"]
+    small = Stack(2)
+    small.load_state_dict({n.removeprefix("module."): t for n, t in stored.items()})
+    again = cli(*arguments, "-o", "c.pt", "--json")
+    report = json.loads(again.out)["report"]
+    REPORT.validate(report)
+    assert report["recipe"]["depth"] == 1
+    assert report["recipe"]["criterion"] == "reconstruct"
+    assert (tmp_path / "b.pt").read_bytes() == (tmp_path / "c.pt").read_bytes()
+    run = cli("eval", "b.pt", "--arch", "net.py:shallow", "--samples", "x.npz", "--json")
+    accuracy = json.loads(run.out)["report"]["evaluation"]["accuracy"]
+    assert min(accuracy.values()) > 80
+
+
+def test_nothing_is_written_where_it_fails(files, cli, tmp_path):
+    before = sorted(tmp_path.iterdir())
+    arguments = ("prune", "a.pt", "--arch", "net.py:make_net", "-o", "b.pt", "--depth")
+    assert cli(*arguments, 1).code == 2
+    assert cli(*arguments, 4, "--samples", "x.npz").code == 4
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_made_up_inputs_do_too():
+    net = made(Stack())
+    identity(net, net.blocks[1])
+    _, report = otfuse_cli.prune(
+        nets.state(net), depth=1, arch=lambda: (Stack(), vectors(4)), synthetic=True
+    )
+    assert [b.name for b in report.pruning.blocks] == ["blocks.1"]
+
+
+@pytest.mark.quick_cases("dtype1")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_what_is_stored_in_another_dtype_stays_in_it(dtype):
     weights = {n: t.to(dtype) for n, t in nets.state(made(Stack())).items()}
     pruned, _ = otfuse_cli.prune(weights, depth=1, arch=Stack, samples=vectors())
     assert {t.dtype for t in pruned.values()} == {dtype}
+
+
+# -- folders of transformers
+
+SIZES = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
+TEXT = {**SIZES, "vocab_size": 64, "bos_token_id": None, "eos_token_id": None}
+WORDS = {"input_ids": torch.randint(0, 64, (40, 8), generator=torch.Generator().manual_seed(0))}
+PICTURES = {"pixel_values": torch.randn(40, 3, 32, 32, generator=torch.Generator().manual_seed(0))}
+GROUPED = {**TEXT, "num_key_value_heads": 2, "head_dim": 8}
+
+# Class, config, inputs, what the config says afterwards, last layers of a block that adds nothing.
+FOLDERS = {
+    "gpt2": (
+        "GPT2LMHeadModel",
+        ("GPT2Config", {"n_embd": 32, "n_head": 4, "n_layer": 3, "vocab_size": 64}),
+        WORDS,
+        {"n_layer": 2},
+        ("transformer.h.1.attn.c_proj", "transformer.h.1.mlp.c_proj"),
+    ),
+    "llama": (
+        "LlamaForCausalLM",
+        ("LlamaConfig", {**GROUPED, "num_hidden_layers": 3}),
+        WORDS,
+        {"num_hidden_layers": 2},
+        ("model.layers.0.self_attn.o_proj", "model.layers.0.mlp.down_proj"),
+    ),
+    "vit": (
+        "ViTForImageClassification",
+        ("ViTConfig", {**SIZES, "num_hidden_layers": 3, "image_size": 32, "patch_size": 8}),
+        PICTURES,
+        {"num_hidden_layers": 2},
+        (),
+    ),
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        ("Gemma2Config", {**GROUPED, "num_hidden_layers": 4}),
+        WORDS,
+        {"num_hidden_layers": 3},
+        (),
+    ),
+    "resnet": (
+        "ResNetForImageClassification",
+        ("ResNetConfig", {"embedding_size": 8, "hidden_sizes": [16, 32], "depths": [1, 3]}),
+        PICTURES,
+        {"depths": [1, 2]},
+        (),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_is_loaded_with_fewer_blocks(name, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    kind, (config, sizes), x, expected, last = FOLDERS[name]
+    torch.manual_seed(0)
+    net = getattr(transformers, kind)(getattr(transformers, config)(**sizes)).eval()
+    with torch.no_grad():
+        for path in last:
+            for tensor in net.get_submodule(path).parameters():
+                tensor.zero_()
+    net.save_pretrained(tmp_path / "whole")
+    out = tmp_path / "small"
+    _, report = otfuse_cli.prune(tmp_path / "whole", depth=1, samples=x, output=out)
+    assert report.checks.function == "kept"
+    said, was = (json.loads((f / "config.json").read_text()) for f in (out, tmp_path / "whole"))
+    changed = {k for k in said if said[k] != was[k]}
+    assert {key: said[key] for key in changed if not key.startswith("layer_")} == expected
+    if "layer_types" in changed:
+        gone = int(report.pruning.blocks[0].name.rpartition(".")[2])
+        assert said["layer_types"] == was["layer_types"][:gone] + was["layer_types"][gone + 1 :]
+    small, info = type(net).from_pretrained(out, output_loading_info=True)
+    assert not any(info.values())
+    if last:
+        with torch.no_grad():
+            torch.testing.assert_close(small.eval()(**x).logits, net(**x).logits)
