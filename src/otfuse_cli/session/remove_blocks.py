@@ -10,7 +10,10 @@ from torch import Tensor
 
 from ..checkpoint.view import View
 from ..errors import IncompatibleModels, UsageError, few
+from ..fusion.joint_stream import stress
 from ..fusion.lockstep import Parent
+from ..fusion.positions import counted
+from ..fusion.refit import Stress
 from ..fusion.selection import Selection
 from ..graph.analysis.residual_blocks import ResidualBlock, residual_blocks
 from ..graph.analysis.restrict import keep_tensors
@@ -28,6 +31,9 @@ from ..runtime import Runtime, Stopwatch
 from .bench import Bench
 from .open_inputs import open_bench
 from .parents import Parents
+
+# What fits on a few inputs have in place of no ridge: they can't do without one.
+_RIDGE = 0.1
 
 
 @dataclass(frozen=True)
@@ -93,14 +99,18 @@ def remove_blocks(
     with watch("prune"):
         blocks = _candidates(whole, request)
         ridge, parent = request.inputs().ridge, bench.run_parent(model, 1.0)
-        trials = Trials(parent, bench.samples, ridge, runtime, bench.most_bytes)
+        counts = counted(whole, dense, bench.samples, device=runtime.device)
+        held = ridge or _RIDGE
+        weigh = stress(counts, held)
+        trials = Trials(parent, bench.samples, weigh, held, runtime, bench.most_bytes)
         removals = trials.choose(blocks, _count(request))
         gone = [removal.block for removal in removals]
         left = _left(model, gone)
         small = without_blocks(whole, gone)
         bench = _with_smaller(bench, model, small, left)
     with watch("refit"):
-        fitted, steps, refits, remarks = _fitted(bench, parent, gone, ridge)
+        weigh = stress(counts, ridge)
+        fitted, steps, refits, remarks = _fitted(bench, parent, gone, ridge, weigh)
     return Shallower(
         removals,
         numbered_modules(_names(model), [block.name for block in gone]),
@@ -207,13 +217,13 @@ def _with_smaller(bench: Bench, model: Model, small: Program, left: tuple[str, .
 
 
 def _fitted(
-    bench: Bench, whole: Parent, gone: Sequence[ResidualBlock], ridge: float
+    bench: Bench, whole: Parent, gone: Sequence[ResidualBlock], ridge: float, weigh: Stress
 ) -> tuple[dict[str, Tensor], tuple[StepRecord, ...], tuple[RefitRecord, ...], tuple[str, ...]]:
     """The tensors that are left, fitted if that does no harm, and what to say of it."""
     removed = bench.tensors[1]
     before, fitted = bench.verdict(removed), dict(removed)
     left = before_gaps(whole.program, bench.programs[1], gone)
-    refits, remarks = bench.refit([whole], fitted, ridge, left=left)
+    refits, remarks = bench.refit([whole], fitted, ridge, left=left, stress=weigh)
     after = bench.verdict(fitted)
     worse = clearly_more(before.hits, after.hits)
     steps = (before.step("removed"), after.step("reconstruct", kept=not worse))
