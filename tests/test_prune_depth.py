@@ -670,3 +670,57 @@ def test_a_folder_is_loaded_with_fewer_blocks(name, tmp_path):
     if last:
         with torch.no_grad():
             torch.testing.assert_close(small.eval()(**x).logits, net(**x).logits)
+
+
+# -- real networks
+
+
+def dropped(net, gone):
+    """The network without some blocks, the others as they are."""
+    for name in sorted(gone, key=lambda name: int(name.rpartition(".")[2]), reverse=True):
+        path, _, number = name.rpartition(".")
+        del net.get_submodule(path)[int(number)]
+    return net
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stem", "network", "count", "floor", "gain"),
+    [
+        ("cifar10-resnet18w16-0", "resnet18w16", 2, 0.0, 0.0),
+        ("cifar10-resnet18w16-0", "resnet18w16", 4, 0.0, 0.0),
+        ("cifar10-vit-0", "vit", 1, 0.0, 0.0),
+        ("cifar10-vit-0", "vit", 2, 0.0, 0.0),
+    ],
+)
+def test_cifar(shared, stem, network, count, floor, gain):
+    """Measured on the full test set: docs/methods/depth.md, Fewer blocks."""
+    from test_real_pairs import DRAW, HALF, evaluate, images, load_example, network_of
+
+    path = shared / "checkpoints" / f"{stem}.safetensors"
+    x, _ = images("cifar", "train")
+    pruned, report = otfuse_cli.prune(
+        path, depth=count, samples=x, num_samples=1_000, arch=network_of(network)
+    )
+    assert report.checks.function == "kept"
+    gone = [block.name for block in report.pruning.blocks]
+    assert len(gone) == count
+    x, y = images("cifar")
+    chosen = evaluate().draw(y, HALF, DRAW)
+    build = getattr(load_example("networks"), network)
+    whole = build()[0]
+    whole.load_state_dict({n: t.float() for n, t in evaluate().load(path).items()})
+    found = []
+    for tensors in (None, pruned):
+        net = dropped(copy.deepcopy(whole), gone).eval()
+        if tensors is not None:
+            net.load_state_dict({n: t.float() for n, t in tensors.items()})
+        with torch.no_grad():
+            said = torch.cat([classes(net(x[at])) for at in chosen.split(250)])
+        found.append(100 * float((said == y[chosen]).double().mean()))
+    assert found[1] >= floor
+    assert found[1] - found[0] >= gain
+
+
+def classes(outputs):
+    return getattr(outputs, "logits", outputs).argmax(1)
