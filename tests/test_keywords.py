@@ -151,6 +151,14 @@ CASES = {
         FLAGS,
     ),
 }
+# What is a flag of one verb, and a number of another.
+OTHERWISE = {("prune", "depth"): NUMBER}
+
+
+def cases(verb, name):
+    return OTHERWISE.get((verb, name), CASES[name])
+
+
 # Option: the verbs that take it.
 VERBS = {
     name: [verb for verb, kind in KINDS.items() if name in {field.name for field in fields(kind)}]
@@ -172,8 +180,9 @@ def named(value):
 def test_a_value_means_what_its_text_means(name):
     for verb in VERBS[name]:
         needed = NEEDED[verb]
-        said = getattr(build_request(KINDS[verb], {**needed, name: CASES[name][0]}), name)
-        for given in CASES[name][1]:
+        plain, alike = cases(verb, name)
+        said = getattr(build_request(KINDS[verb], {**needed, name: plain}), name)
+        for given in alike:
             found = getattr(request(KINDS[verb], **{**needed, "arch": "mlp", name: given}), name)
             assert found == said, (verb, given)
             assert type(found) is type(said), (verb, given)
@@ -197,7 +206,16 @@ WRONG = [object(), b"bytes", 3j, [object()], {"x": object()}, {1: {2: 3}}, [[0.5
 @pytest.mark.parametrize("name", [n for n in VERBS if n not in ("samples", "inputs", "key")])
 def test_what_can_not_be_meant_is_a_usage_error(name):
     """Flags and numbers are no text, texts no numbers; nothing else is taken for either."""
-    plain = CASES[name][0]
+    for verb in VERBS[name]:
+        for wrong in wrong_for(name, cases(verb, name)[0]):
+            with pytest.raises(OtfuseError) as raised:
+                build_and_resolve(verb, name, wrong)
+            assert raised.value.exit_code == 2, (verb, wrong)
+            assert raised.value.where
+
+
+def wrong_for(name, plain):
+    """Values that an option can't have, which has `plain` for one that it can have."""
     more = []
     if isinstance(plain, bool):
         more = ["yes", 1, np.array([True])]
@@ -214,11 +232,7 @@ def test_what_can_not_be_meant_is_a_usage_error(name):
             and name in ("anchor", "device", "skip", "only", "synthetic_kind")
         ):
             continue
-        for verb in VERBS[name]:
-            with pytest.raises(OtfuseError) as raised:
-                build_and_resolve(verb, name, wrong)
-            assert raised.value.exit_code == 2, (verb, wrong)
-            assert raised.value.where
+        yield wrong
 
 
 def build_and_resolve(verb, name, value):

@@ -159,8 +159,8 @@ def test_one_unit_is_always_left():
 @pytest.mark.parametrize(
     ("options", "what", "where"),
     [
-        ({}, "nothing says how much to prune", "--amount, --layer"),
-        ({"only": ("fc1",)}, "nothing says how much to prune", "--amount, --layer"),
+        ({}, "nothing says how much to prune", "--amount, --layer, --depth"),
+        ({"only": ("fc1",)}, "nothing says how much to prune", "--amount, --layer, --depth"),
         ({"amount": 0.0}, f"{SHARE}: more than 0, less than 1", "--amount 0"),
         ({"amount": 1.0}, f"{SHARE}: more than 0, less than 1", "--amount 1"),
         ({"amount": 1.5}, f"{SHARE}: more than 0, less than 1", "--amount 1.5"),

@@ -105,12 +105,12 @@ def prune_fuse(
 
 
 def prune(checkpoint: Source, **options: Any) -> tuple[dict[str, torch.Tensor], Report]:
-    """Remove whole units from a network; the result is smaller.
+    """Remove whole units, or blocks, from a network; the result is smaller.
 
     Args:
         checkpoint: Path or state dict.
-        options: Fields of `PruneRequest`, for example `amount=0.5`, `criterion="ot"` or
-            `layer={"fc1": 0.9}`; with `output` the pruned model is written too.
+        options: Fields of `PruneRequest`, for example `amount=0.5`, `criterion="ot"`,
+            `layer={"fc1": 0.9}` or `depth=2`; with `output` the pruned model is written too.
 
     Returns:
         The pruned state dict and the report.

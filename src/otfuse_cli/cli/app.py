@@ -158,14 +158,15 @@ def prune_fuse_command(request: PruneFuseRequest, progress: Progress) -> Report:
     "otfuse prune a.pt -o small.pt --amount 0.5",
     "otfuse prune a.pt -o small.pt --criterion ot --layer fc1=0.9 --layer fc2=0.5",
     "otfuse prune a.pt -o small.pt --amount 0.5 --criterion reconstruct --arch mlp --samples x.npz",
+    "otfuse prune a.pt -o shallow.pt --depth 2 --arch net.py:make_net --samples x.npz",
     required=("output",),
 )
 def prune_command(request: PruneRequest, progress: Progress) -> Report:
-    """Remove whole units from a checkpoint, with everything that carries them.
+    """Remove whole units from a checkpoint, with everything that carries them, or whole blocks.
 
     What is written is smaller. Outputs and what can't be proven interchangeable stay; heads and
     channel groups go whole. otfuse prune-fuse recovers accuracy from the unpruned checkpoint; so
-    does --criterion reconstruct, at once, where there are inputs.
+    does --criterion reconstruct, at once, where there are inputs. With them --depth removes blocks.
     """
     from ..commands.prune import run_prune as verb
 

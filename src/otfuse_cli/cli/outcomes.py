@@ -104,6 +104,15 @@ def pruned_spaces(report: Report) -> Table:
     return table
 
 
+def removed_blocks(report: Report) -> Table:
+    """Blocks that were removed, in order, and how far the outputs then were from what they were."""
+    assert report.pruning is not None
+    table = new_table("block", "missed")
+    for block in report.pruning.blocks:
+        table.add_row(clean(block.name), number(block.miss))
+    return table
+
+
 def widened_spaces(widened: Widened) -> Table:
     """Units of every space: the anchor's, all checkpoints', the result's; parameters last."""
     table = new_table("space", "anchor", "together", "units")

@@ -306,7 +306,10 @@ def _print_head(sheet: _Sheet, report: Report, view: Display) -> None:
 def _print_sizes(sheet: _Sheet, report: Report, view: Display) -> None:
     """What was pruned or widened, by layer where that is news, and what else has to change."""
     if report.pruning is not None:
-        sheet.table("Pruned", outcomes.pruned_spaces(report))
+        if report.pruning.blocks:
+            sheet.table("Removed", outcomes.removed_blocks(report))
+        else:
+            sheet.table("Pruned", outcomes.pruned_spaces(report))
         if report.command == "prune" or view.verbose:
             sheet.table("Sparsity", outcomes.pruned_layers(report))
         _print_advice(sheet, report.pruning.advice)

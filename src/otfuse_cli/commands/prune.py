@@ -1,8 +1,9 @@
-"""`prune`: remove units, and write the smaller network that is left."""
+"""`prune`: remove units or blocks, and write the smaller network that is left."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +13,19 @@ from .. import __version__
 from ..checkpoint.open import Checkpoint
 from ..checkpoint.publication import Publication
 from ..errors import UsageError
+from ..graph.analysis.restrict import remaining
+from ..graph.model import LayerGraph
 from ..graph.sizes import resize
 from ..matching.models import Model
 from ..pruning.advice import advice
 from ..pruning.amounts import choose_amounts, held_together, require_share
 from ..pruning.choose_units import choose_kept
 from ..pruning.compact import smaller
+from ..pruning.depth_advice import depth_advice
 from ..pruning.pruned_sizes import pruning_record
+from ..pruning.renumber import renumbered
 from ..remote.location import location
-from ..report.records import Report
+from ..report.records import Checks, FileRecord, Pruning, Report
 from ..requests.requests import PruneRequest
 from ..running.arch_value import Arch
 from ..running.architecture import Architecture
@@ -42,6 +47,7 @@ from ..session.tied_tensors import tie
 
 if TYPE_CHECKING:
     from ..session.reconstruct_pruned import Reconstructed
+    from ..session.remove_blocks import Shallower
 
 
 def run_prune(request: PruneRequest, *, progress: Progress = silent) -> Report:
@@ -72,6 +78,7 @@ def _run(request: PruneRequest, progress: Progress, also: Put | None = None) -> 
 def _prune(
     request: PruneRequest, progress: Progress, also: Put | None, outputs: Publication
 ) -> Report:
+    request = _as_asked(request)
     _require_amounts(request)
     require_inputs(request)
     output = None if request.output is None else location(request.output)
@@ -85,51 +92,138 @@ def _prune(
             one = tie((stored,), 0, arch)
             checkpoint = one.checkpoints[0]
             model, traced = _whole(request, checkpoint, arch, runtime)
-        work = _cut(request, model, traced, runtime, watch)
-        graph = model.graph
-        with watch("check"):
-            checks, remarks = check_pruned(work)
-            require_kept(checks, remarks, graph, asked=request.require_proof)
-        changes = advice(
-            graph,
-            work.graph,
-            config=built_from(arch, checkpoint.path),
-            arguments=factory_arguments(arch),
-        )
-        with watch("write"):
-            lost, written = write_pruned(
-                request, output, work, one.copies, stored, runtime, also, changes, outputs
-            )
+        one_copy = _Stored(stored, checkpoint, one.copies, arch)
+        prune = _units if request.depth is None else _blocks
+        done = prune(request, one_copy, model, traced, output, runtime, watch, also, outputs)
         report = Report(
             command="prune",
             version=__version__,
             inputs=(checkpoint.record(),),
-            output=written,
-            recipe=_recipe(request, runtime, work.made),
-            graph=graph_record(work.graph),
-            checks=checks,
-            pruning=pruning_record(
-                graph,
-                work.graph,
-                criterion=request.criterion,
-                advice=changes.sentences,
-            ),
+            output=done.written,
+            recipe=_recipe(request, runtime, done.made),
+            graph=graph_record(done.graph),
+            checks=done.checks,
+            pruning=done.pruning,
             warnings=(
                 *((stored.remark,) if stored.remark else ()),
                 *traced.remarks,
                 *one.warnings,
-                *graph.warnings,
-                *_left_whole(work, request),
-                *lost,
-                *remarks,
+                *model.graph.warnings,
+                *done.remarks,
             ),
-            steps=work.made.steps if work.made is not None else (),
-            refits=work.made.refits if work.made is not None else (),
+            steps=done.made.steps if done.made is not None else (),
+            refits=done.made.refits if done.made is not None else (),
         )
     report = report.replace(timings=dict(watch.seconds), peak_rss_bytes=peak_rss_bytes())
     if report_at is not None:
         outputs.write(report_at, report.to_json())
     return report
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """The checkpoint as it was opened, with what is one tensor as one, and what is stored again."""
+
+    opened: Checkpoint
+    checkpoint: Checkpoint
+    copies: Mapping[str, tuple[str, ...]]
+    arch: Arch
+
+
+@dataclass(frozen=True)
+class _Done:
+    """What was written, checked and made, as the report tells it."""
+
+    graph: LayerGraph
+    checks: Checks
+    pruning: Pruning
+    remarks: tuple[str, ...]
+    written: tuple[FileRecord, ...]
+    made: Reconstructed | Shallower | None
+
+
+def _units(
+    request: PruneRequest,
+    stored: _Stored,
+    model: Model,
+    traced: Architecture,
+    output: Path | None,
+    runtime: Runtime,
+    watch: Stopwatch,
+    also: Put | None,
+    outputs: Publication,
+) -> _Done:
+    """Remove units (`--amount`, `--layer`)."""
+    work = _cut(request, model, traced, runtime, watch)
+    graph = model.graph
+    with watch("check"):
+        checks, remarks = check_pruned(work)
+        require_kept(checks, remarks, graph, asked=request.require_proof)
+    changes = advice(
+        graph,
+        work.graph,
+        config=built_from(stored.arch, stored.checkpoint.path),
+        arguments=factory_arguments(stored.arch),
+    )
+    with watch("write"):
+        lost, written = write_pruned(
+            request, output, work, stored.copies, stored.opened, runtime, also, changes, outputs
+        )
+    pruning = pruning_record(
+        graph, work.graph, criterion=request.criterion, advice=changes.sentences
+    )
+    remarks = (*_left_whole(work, request), *lost, *remarks)
+    return _Done(work.graph, checks, pruning, remarks, written, work.made)
+
+
+def _blocks(
+    request: PruneRequest,
+    stored: _Stored,
+    model: Model,
+    traced: Architecture,
+    output: Path | None,
+    runtime: Runtime,
+    watch: Stopwatch,
+    also: Put | None,
+    outputs: Publication,
+) -> _Done:
+    """Remove blocks (`--depth`)."""
+    from ..session.remove_blocks import remove_blocks
+    from ..session.shallower import check_shallower, write_shallower
+
+    work = remove_blocks(request, traced, model, runtime, watch)
+    changes = depth_advice(
+        work.lists,
+        work.gone,
+        config=built_from(stored.arch, stored.checkpoint.path),
+        arguments=factory_arguments(stored.arch),
+    )
+    with watch("check"):
+        checks, remarks = check_shallower(traced, model, work, changes)
+        require_kept(checks, remarks, model.graph, asked=request.require_proof)
+    with watch("write"):
+        lost, written = write_shallower(
+            request,
+            output,
+            model,
+            work,
+            stored.copies,
+            stored.opened,
+            runtime,
+            also,
+            changes,
+            outputs,
+        )
+    graph = remaining(model.graph, work.left)
+    pruning = pruning_record(
+        model.graph,
+        graph,
+        criterion=request.criterion,
+        advice=changes.sentences,
+        removals=work.removals,
+    )
+    renamed = remaining(model.graph, work.left, lambda name: renumbered(name, work.lists))
+    return _Done(renamed, checks, pruning, (*lost, *work.remarks, *remarks), written, work)
 
 
 def _whole(
@@ -162,12 +256,39 @@ def _cut(
     return replace(work, made=made)
 
 
+def _as_asked(request: PruneRequest) -> PruneRequest:
+    """The request with the criterion that `--depth` has.
+
+    Raises:
+        UsageError: `--depth` beside what it doesn't go with.
+    """
+    if request.depth is None:
+        return request
+    if request.amount is not None or request.layer:
+        raise UsageError(
+            "blocks and units at once",
+            where="--depth and " + ("--amount" if request.amount is not None else "--layer"),
+            why="which units of a block are worth keeping depends on which blocks are left",
+            fix="one after the other: --depth first, then prune what it has written",
+        )
+    if request.criterion not in ("l1", "reconstruct"):
+        raise UsageError(
+            f"--criterion {request.criterion} means nothing here",
+            where=f"--depth {request.depth}",
+            why="blocks are chosen by what the outputs miss without them",
+            fix="leave it out",
+        )
+    return replace(request, criterion="reconstruct")
+
+
 def _require_amounts(request: PruneRequest) -> None:
+    if request.depth is not None:
+        return
     if request.amount is None and not request.layer:
         raise UsageError(
             "nothing says how much to prune",
-            where="--amount, --layer",
-            fix="for example --amount 0.5, or --layer fc1=0.9",
+            where="--amount, --layer, --depth",
+            fix="for example --amount 0.5, or --layer fc1=0.9, or --depth 2",
         )
     if request.only and request.amount is None:
         raise UsageError("--only needs --amount", where="--only", fix="--layer names single layers")
@@ -187,10 +308,13 @@ def _left_whole(work: PrunedNetwork, request: PruneRequest) -> tuple[str, ...]:
     )
 
 
-def _recipe(request: PruneRequest, runtime: Runtime, made: Reconstructed | None) -> dict[str, Any]:
+def _recipe(
+    request: PruneRequest, runtime: Runtime, made: Reconstructed | Shallower | None
+) -> dict[str, Any]:
     recipe = {
         "criterion": request.criterion,
         "amount": request.amount,
+        "depth": request.depth,
         "only": list(request.only),
         "layer": dict(request.layer or {}),
         "arch": arch_record(request.arch, 1),

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..graph.analysis.fit_targets import Fit
+from ..graph.analysis.fit_targets import Fit, fits
 from ..graph.trace.program import Program
 from ..running.execute import Walk, flat_inputs
 from ..running.samples import Samples
@@ -71,22 +71,37 @@ def counts(reached_P: Tensor, read_P: Tensor) -> Tensor | None:
     return many
 
 
-def read_out(positions: Positions, fits: Sequence[Fit], last: str) -> dict[str, Tensor | None]:
+def counted(
+    program: Program, tensors: Mapping[str, Tensor], samples: Samples, *, device: str
+) -> Mapping[str, Tensor | None]:
+    """For every layer of a network, by its value, how often its positions count in a fit to it.
+
+    Nothing where no linear layer writes to a stream.
+    """
+    plan, _ = fits(program)
+    added = [fit for fit in plan if fit.minus is not None and fit.layer.window is None]
+    if not added:
+        return {}
+    positions = Positions(program, tensors, samples, device=device)
+    return read_out(positions, plan, added[-1].layer.weight)
+
+
+def read_out(positions: Positions, plan: Sequence[Fit], last: str) -> dict[str, Tensor | None]:
     """For every layer, by its value, how often its positions count.
 
     Args:
         positions: Of one parent.
-        fits: In execution order.
+        plan: Its fits, in execution order.
         last: The weight that writes to the stream last: its positions that reach an output are
             those that are read out.
     """
     counts_of: dict[str, Tensor | None] = {}
-    nodes = {fit.layer.weight: fit.layer.node for fit in fits}
+    nodes = {fit.layer.weight: fit.layer.node for fit in plan}
     read_P = positions.reached(nodes[last])
     if bool(read_P.all()) or not bool(read_P.any()):  # the layer gives what changes nothing
-        return dict.fromkeys(f.layer.node for f in fits)
+        return dict.fromkeys(f.layer.node for f in plan)
     everything = False
-    for fit in reversed(fits):
+    for fit in reversed(plan):
         if fit.layer.window is not None:
             counts_of[fit.layer.node] = None
             continue

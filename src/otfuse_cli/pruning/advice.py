@@ -29,7 +29,7 @@ class Advice:
     """
 
     sentences: tuple[str, ...] = ()
-    config: Mapping[str, int] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

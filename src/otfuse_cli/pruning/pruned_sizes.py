@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..graph.model import LayerGraph
-from ..report.records import PrunedLayer, PrunedSpace, Pruning
+from ..report.records import PrunedLayer, PrunedSpace, Pruning, RemovedBlock
+from .choose_blocks import Removal
 from .compact import parameters
 from .survivors import Survivors
 
@@ -17,15 +18,20 @@ def pruning_record(
     criterion: str | None = None,
     survivors: Mapping[str, Survivors] | None = None,
     advice: Sequence[str] = (),
+    removals: Sequence[Removal] = (),
 ) -> Pruning:
-    """Sizes before and after, space by space and module by module, and overall."""
+    """Sizes before and after, space by space and module by module, and overall.
+
+    `after` may lack tensors: those of blocks that were removed.
+    """
     old, new = _shapes(before), _shapes(after)
     modules: dict[str, list[str]] = {}
     for name in old:
         modules.setdefault(name.rpartition(".")[0] or name, []).append(name)
     layers = []
     for module, names in modules.items():
-        whole, left = parameters({n: old[n] for n in names}), parameters({n: new[n] for n in names})
+        whole = parameters({n: old[n] for n in names})
+        left = parameters({n: new[n] for n in names if n in new})
         layers.append(PrunedLayer(module, whole, left, _share(whole, left)))
     spaces: list[PrunedSpace] = []
     for space in sorted(after.free(), key=lambda s: s.order):
@@ -36,7 +42,14 @@ def pruning_record(
             spaces.append(PrunedSpace(space.id, size, space.size, same))
     whole, left = parameters(old), parameters(new)
     return Pruning(
-        criterion, whole, left, _share(whole, left), tuple(spaces), tuple(layers), tuple(advice)
+        criterion,
+        whole,
+        left,
+        _share(whole, left),
+        tuple(spaces),
+        tuple(layers),
+        tuple(advice),
+        tuple(RemovedBlock(removal.block.name, removal.miss) for removal in removals),
     )
 
 

@@ -23,12 +23,12 @@ from ..fusion.joint import union
 from ..fusion.joint_stream import StreamParent, reduce_streams, stress
 from ..fusion.lockstep import Parent
 from ..fusion.pivoted_cholesky import combinations
-from ..fusion.positions import Positions, read_out
+from ..fusion.positions import counted
 from ..fusion.refit import Stress
 from ..fusion.stream_basis import Place, covariances
 from ..fusion.stream_choice import choose_heads, choose_units, read_from
 from ..graph.analysis.attentions import attention
-from ..graph.analysis.fit_targets import Layer, fits, linear_layers
+from ..graph.analysis.fit_targets import Layer, linear_layers
 from ..graph.analysis.streams import Stream, has_heads, normed_stream
 from ..graph.axes import Unit, axis_size
 from ..graph.model import LayerGraph, Role
@@ -138,7 +138,8 @@ class _Reduction:
 
     def in_place(self, spaces: Collection[str], ridge: float) -> Reduced:
         """Heads and units by what they write to what is added up; the stream stays as it is."""
-        counts = self._counts()
+        run = self.run
+        counts = counted(run.program, run.tensors, self.samples, device=self.device)
         by_weight = {layer.weight: layer for layer in linear_layers(self.run.program)}
         readers: dict[str, tuple[str, int]] = {}
         for space in spaces:
@@ -247,15 +248,6 @@ class _Reduction:
             return None
         axes = (graph.tensors[name].axes[dim].expr, self.run.program.axes[layer.input][-1])
         return (name, dim) if axes == (Unit(space), Unit(space)) else None
-
-    def _counts(self) -> Mapping[str, Tensor | None]:
-        """How often positions count in each fit: those that are read out count more."""
-        plan, _ = fits(self.run.program)
-        added = [f for f in plan if f.minus is not None and f.layer.window is None]
-        if not added:
-            return {}
-        positions = Positions(self.run.program, self.run.tensors, self.samples, device=self.device)
-        return read_out(positions, plan, added[-1].layer.weight)
 
     def _most(self, space: str) -> int:
         return self.small.graph.spaces[space].size

@@ -240,8 +240,23 @@ class PrunedLayer(Record, frozen=True):
     sparsity: Sparsity
 
 
+class RemovedBlock(Record, frozen=True):
+    """A residual block that was removed, as the whole network names it.
+
+    `miss`: how far the outputs are from those of the whole network without this block and those
+    that were removed before it, after a fit on a few inputs: relative entropy of the classes, in
+    nats (of outputs with one entry: squares, relative to their variance).
+    """
+
+    name: str
+    miss: Amount
+
+
 class Pruning(Record, frozen=True):
-    """What was pruned, by `prune` or before `prune-fuse`; `advice`: what else has to change."""
+    """What was pruned, by `prune` or before `prune-fuse`; `advice`: what else has to change.
+
+    `blocks`: those that `prune --depth` removed, in the order in which they went.
+    """
 
     criterion: Annotated[str | None, promise(enum=[*CHOICES["criterion"], None])]
     parameters: Count
@@ -250,6 +265,7 @@ class Pruning(Record, frozen=True):
     spaces: tuple[PrunedSpace, ...]
     layers: tuple[PrunedLayer, ...]
     advice: tuple[str, ...]
+    blocks: tuple[RemovedBlock, ...] = ()
 
 
 class WidenedSpace(Record, frozen=True):

@@ -101,6 +101,7 @@ class RecipeRecord(TypedDict, total=False):
             exclusiveMaximum=1,
         ),
     ]
+    depth: Positive | None
     layer: Annotated[
         dict[str, Annotated[Number, promise(minimum=0)]],
         promise("By space, module or tensor: shares to remove, or of a merge how wide."),

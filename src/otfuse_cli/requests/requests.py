@@ -137,9 +137,9 @@ class PruneFuseRequest(ImproveOptions, AverageOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PruneRequest(FitOptions, InputOptions, NetworkOptions, ComputeOptions, OutputOptions):
-    """Remove units of `checkpoint`: the share `amount`, or shares by name (`layer`).
+    """Remove units of `checkpoint`: the share `amount`, or shares by name (`layer`); or blocks.
 
-    Inputs, and what is done with them, are for `criterion="reconstruct"`.
+    Inputs, and what is done with them, are for `criterion="reconstruct"` and for `depth`.
     """
 
     checkpoint: Source = argument("CKPT", text="A checkpoint of the network.")
@@ -150,6 +150,17 @@ class PruneRequest(FitOptions, InputOptions, NetworkOptions, ComputeOptions, Out
         kind=float,
         metavar="SHARE",
         text="Share of units to remove from every layer, more than 0 and less than 1.",
+        common=True,
+    )
+    depth: int | None = option(
+        None,
+        "--depth",
+        panel=PRUNING,
+        kind=int,
+        metavar="N",
+        text="Residual blocks to remove: those that are missed least on inputs, on which what is "
+        "left is then fitted.",
+        low=1,
         common=True,
     )
     criterion: str = choice(
@@ -177,15 +188,16 @@ class PruneRequest(FitOptions, InputOptions, NetworkOptions, ComputeOptions, Out
         "only",
         (),
         panel=PRUNING,
-        text="Apply --amount to these spaces, modules or tensors only; may be repeated.",
+        text="Apply --amount to these spaces, modules or tensors only, --depth to these blocks; "
+        "may be repeated.",
     )
     ridge: float = unset(
         FitOptions,
         "ridge",
         0.1,
         panel=PRUNING,
-        text="With --criterion reconstruct: how strongly a fit is pulled toward what the kept "
-        "units make of the others.",
+        text="With --criterion reconstruct or --depth: how strongly a fit is pulled toward what "
+        "the kept units make of the others, or to where it begins.",
     )
 
     def inputs(self) -> ImproveOptions:

@@ -57,12 +57,21 @@ def require_no_fits(options: ImproveOptions) -> None:
 
 
 def require_inputs(request: PruneRequest) -> None:
-    """Refuse `reconstruct` without inputs, and inputs without it.
+    """Refuse `reconstruct` and `--depth` without inputs, and inputs without them.
 
     Raises:
         UsageError: One of them is the case.
     """
     option = "--samples" if request.samples is not None else "--synthetic" * request.synthetic
+    if request.depth is not None:
+        if not option:
+            raise UsageError(
+                "--depth needs inputs",
+                where=f"--depth {request.depth}",
+                why="on them it finds which blocks are missed least, and fits what is left",
+                fix="add --samples FILE, or --synthetic for inputs that are made up",
+            )
+        return
     if request.criterion == "reconstruct" and not option:
         raise UsageError(
             "--criterion reconstruct needs inputs",

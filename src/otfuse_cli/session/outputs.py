@@ -150,7 +150,7 @@ def sink(
 
 def folder_config(
     output: Path | None, copied: Mapping[str, Any] | None, changes: Advice
-) -> tuple[Mapping[str, int], tuple[str, ...]]:
+) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """What the config.json of an output folder has to say, and what to say of it.
 
     Args:
@@ -161,9 +161,15 @@ def folder_config(
     if output is None or suffix_of(output) or copied is None or not changes.sentences:
         return {}, ()
     if changes.config:
-        sizes = ", ".join(f"{key} {value}" for key, value in changes.config.items())
+        sizes = ", ".join(f"{key} {_said(value)}" for key, value in changes.config.items())
         return changes.config, (f"config.json of the output says {sizes}",)
-    return {}, ("config.json was copied as it is: it does not say the new widths",)
+    return {}, ("config.json was copied as it is: it does not say what has changed",)
+
+
+def _said(value: Any) -> str:
+    """A value of a config.json; of a list of many entries their number."""
+    long = isinstance(value, list) and not all(isinstance(entry, int) for entry in value)
+    return f"({len(value)} entries)" if long else str(value)
 
 
 def kept_extras(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from ..axes import Unit, axis_units
-from ..model import GraphTensor, LayerGraph, Op, OpKind, Role
+from ..axes import Unit, axis_units, rename_units
+from ..model import GraphTensor, LayerGraph, Op, OpKind, Role, Space
 
 _HALF = "its tensors are not in every model"
 
@@ -25,6 +25,33 @@ def keep_tensors(graph: LayerGraph, names: set[str]) -> LayerGraph:
     ops = tuple(_without(op, names) for op in graph.ops)
     derived = tuple(d for d in graph.derived if {d.source, *d.tensors} <= names)
     return replace(left, spaces=spaces, ops=ops, derived=derived)
+
+
+def remaining(
+    graph: LayerGraph, names: Collection[str], rename: Callable[[str], str] = str
+) -> LayerGraph:
+    """The graph of the tensors in `names` in a network of its own, under other names; no ops.
+
+    Spaces that only the others carry are gone.
+    """
+    kept = {name: graph.tensors[name] for name in graph.tensors if name in names}
+    units = {unit for tensor in kept.values() for unit in tensor.units}
+    ids: dict[str, str] = {}
+    for id in graph.spaces:
+        first, colon, dim = id.rpartition(":")
+        # Traced spaces are called after their first tensor, which may be gone.
+        ids[id] = f"{rename(first)}:{dim}" if colon and first in names else id
+    tensors = {}
+    for name, tensor in kept.items():
+        axes = tuple(replace(a, expr=rename_units(a.expr, ids)) for a in tensor.axes)
+        new = rename(name)
+        tensors[new] = replace(tensor, name=new, axes=axes, aliases=(), stands_for=())
+    spaces: dict[str, Space] = {}
+    for id, space in graph.spaces.items():
+        if id in units:
+            per = None if space.per is None else ids[space.per]
+            spaces[ids[id]] = replace(space, id=ids[id], per=per)
+    return replace(graph, tensors=tensors, spaces=spaces, ops=(), derived=())
 
 
 def cut_rows(graph: LayerGraph, rows: Mapping[str, int]) -> LayerGraph:

@@ -64,9 +64,14 @@ def operator_name(node: Node) -> str:
 
 def module_path(node: Node) -> str:
     """Path of the innermost module that was running."""
-    stack = node.meta.get("nn_module_stack") or {}
-    paths = [str(path) for path, _ in stack.values()]
+    paths = module_paths(node)
     return paths[-1] if paths else ""
+
+
+def module_paths(node: Node) -> list[str]:
+    """Paths of the modules that were running, outermost first."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return [str(path) for path, _ in stack.values()]
 
 
 def where(node: Node) -> str:
