@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 
 import torch
@@ -74,37 +75,24 @@ def cost_matrix(
     whole = float(norms.square().mean())
     small = float(mean_K.square().sum()) < _SMALL_MEAN * whole < math.inf and unit == 1.0
     as_given = small and metric is not Metric.COSINE
-    for columns in _blocks(m, anchor_MK.shape[1], _PREPARED):
-        anchor_rows = anchor_MK[columns]
-        if not as_given:
-            anchor_rows = _prepare(anchor_rows, metric, mean_K, unit)
-        squares_M = _squares(anchor_rows, norms_M[columns] if as_given else None)
-        for rows in _blocks(n, max(m, source_NK.shape[1])):
-            source_rows = source_NK[rows]
-            if not as_given:
-                source_rows = _prepare(source_rows, metric, mean_K, unit)
-            squares = _squares(source_rows, norms_N[rows] if as_given else None)[:, None]
-            block = torch.mm(source_rows, anchor_rows.T)
-            block.mul_(-2).add_(squares).add_(squares_M)
-            suspect = block <= (squares + squares_M).mul_(_REPAIR_BELOW)
-            dead = dead_N[rows, None] & dead_M[columns]
-            if dead_cost is not None:
-                suspect &= ~dead_N[rows, None]
-                suspect &= ~dead_M[columns]
-            else:
-                suspect &= ~dead
-            block.clamp_(min=0)
-            if metric is Metric.EUCLIDEAN:
-                block.sqrt_()
-            if metric is Metric.COSINE:
-                block.mul_(0.5)
-            elif unit != 1.0:
-                block.mul_(unit if metric is Metric.EUCLIDEAN else unit * unit)
-            block.masked_fill_(dead, 0)
-            repair(block, suspect, rows.start, columns.start)
-            cost_NM[rows, columns] = block
-            del source_rows, block, suspect, dead  # before the next ones are made
-        del anchor_rows
+    finish = _Finish(metric, unit, dead_N, dead_M, dead_cost, repair)
+    if as_given:
+        # One product, into its place: what is made of it is done by blocks that stay in the cache.
+        torch.mm(source_NK, anchor_MK.T, out=cost_NM)
+        squares_M = norms_M.square()
+        for rows in _blocks(n, m, _CACHED):
+            finish(cost_NM[rows], norms_N[rows].square(), squares_M, rows.start, 0)
+    else:
+        for columns in _blocks(m, anchor_MK.shape[1], _PREPARED):
+            anchor_rows = _prepare(anchor_MK[columns], metric, mean_K, unit)
+            squares_M = _squares(anchor_rows)
+            for rows in _blocks(n, max(m, source_NK.shape[1])):
+                source_rows = _prepare(source_NK[rows], metric, mean_K, unit)
+                block = torch.mm(source_rows, anchor_rows.T)
+                finish(block, _squares(source_rows), squares_M, rows.start, columns.start)
+                cost_NM[rows, columns] = block
+                del source_rows, block  # before the next ones are made
+            del anchor_rows
     if dead_cost is not None:
         cost_NM[dead_N] = dead_cost
         cost_NM[:, dead_M] = dead_cost
@@ -247,10 +235,10 @@ def _prepare(features_NK: Tensor, metric: Metric, mean_K: Tensor, unit: float) -
     return centred_NK if unit == 1.0 else centred_NK.div_(unit)
 
 
-def _squares(rows_PK: Tensor, norms_P: Tensor | None) -> Tensor:
-    """Squared norms of rows, from norms where those are known."""
-    norms_P = torch.linalg.vector_norm(rows_PK, dim=1) if norms_P is None else norms_P
-    return norms_P.square()
+def _squares(rows_PK: Tensor) -> Tensor:
+    """Squared norms of rows."""
+    squares_P: Tensor = torch.linalg.vector_norm(rows_PK, dim=1).square()
+    return squares_P
 
 
 def _unit(rows_PK: Tensor) -> Tensor:
@@ -284,6 +272,43 @@ def _direct(
     if metric is Metric.EUCLIDEAN:
         return cost_P
     return cost_P.square_().mul_(0.5 if metric is Metric.COSINE else 1.0)
+
+
+@dataclass(frozen=True)
+class _Finish:
+    """Makes costs of products of rows, in place."""
+
+    metric: Metric
+    unit: float
+    dead_N: Tensor
+    dead_M: Tensor
+    dead_cost: float | None
+    repair: _Repair
+
+    def __call__(
+        self, block: Tensor, squares_P: Tensor, squares_Q: Tensor, first_row: int, first_col: int
+    ) -> None:
+        """Of products P x Q, and squared norms of their rows; `first_*`: which rows these are."""
+        squares = squares_P[:, None]
+        block.mul_(-2).add_(squares).add_(squares_Q)
+        suspect = block <= (squares + squares_Q).mul_(_REPAIR_BELOW)
+        dead_P1 = self.dead_N[first_row : first_row + block.shape[0], None]
+        dead_Q = self.dead_M[first_col : first_col + block.shape[1]]
+        dead = dead_P1 & dead_Q
+        if self.dead_cost is not None:
+            suspect &= ~dead_P1
+            suspect &= ~dead_Q
+        else:
+            suspect &= ~dead
+        block.clamp_(min=0)
+        if self.metric is Metric.EUCLIDEAN:
+            block.sqrt_()
+        if self.metric is Metric.COSINE:
+            block.mul_(0.5)
+        elif self.unit != 1.0:
+            block.mul_(self.unit if self.metric is Metric.EUCLIDEAN else self.unit**2)
+        block.masked_fill_(dead, 0)
+        self.repair(block, suspect, first_row, first_col)
 
 
 class _Repair:
