@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, pstdev
+from textwrap import fill
 
 from jobs import Job, Kept, Results
+
+_WIDE = 130
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ def written(items: Mapping[str, Item], jobs: Sequence[Job], results: Results, he
             continue
         parts += [f"## {name}: {item.title}", f"    {item.command}", _table(rows)]
         if item.says:
-            parts.append(item.says)
+            parts.append(fill(item.says, _WIDE))
         parts.append(f"{sum(kept.seconds for _, kept in rows) / 60:.1f} CPU minutes.")
     return "\n\n".join(parts) + "\n"
 
