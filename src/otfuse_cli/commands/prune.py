@@ -92,9 +92,10 @@ def _prune(
             one = tie((stored,), 0, arch)
             checkpoint = one.checkpoints[0]
             model, traced = _whole(request, checkpoint, arch, runtime)
-        one_copy = _Stored(stored, checkpoint, one.copies, arch)
-        prune = _units if request.depth is None else _blocks
-        done = prune(request, one_copy, model, traced, output, runtime, watch, also, outputs)
+        task = _Task(
+            request, stored, one.copies, arch, model, traced, output, runtime, watch, also, outputs
+        )
+        done = _units(task) if request.depth is None else _blocks(task)
         report = Report(
             command="prune",
             version=__version__,
@@ -121,13 +122,31 @@ def _prune(
 
 
 @dataclass(frozen=True)
-class _Stored:
-    """The checkpoint as it was opened, with what is one tensor as one, and what is stored again."""
+class _Task:
+    """What is pruned, and where it goes.
 
+    Attributes:
+        opened: The checkpoint as it was opened; the model's has each tensor once.
+        copies: What is stored again under other names.
+        also: Gets every tensor too.
+    """
+
+    request: PruneRequest
     opened: Checkpoint
-    checkpoint: Checkpoint
     copies: Mapping[str, tuple[str, ...]]
     arch: Arch
+    model: Model
+    traced: Architecture
+    output: Path | None
+    runtime: Runtime
+    watch: Stopwatch
+    also: Put | None
+    outputs: Publication
+
+    @property
+    def config(self) -> Mapping[str, Any] | None:
+        """The config.json that the network was built from."""
+        return built_from(self.arch, self.model.checkpoint.path)
 
 
 @dataclass(frozen=True)
@@ -142,32 +161,30 @@ class _Done:
     made: Reconstructed | Shallower | None
 
 
-def _units(
-    request: PruneRequest,
-    stored: _Stored,
-    model: Model,
-    traced: Architecture,
-    output: Path | None,
-    runtime: Runtime,
-    watch: Stopwatch,
-    also: Put | None,
-    outputs: Publication,
-) -> _Done:
+def _units(task: _Task) -> _Done:
     """Remove units (`--amount`, `--layer`)."""
-    work = _cut(request, model, traced, runtime, watch)
-    graph = model.graph
-    with watch("check"):
+    request, graph = task.request, task.model.graph
+    work = _cut(request, task.model, task.traced, task.runtime, task.watch)
+    with task.watch("check"):
         checks, remarks = check_pruned(work)
         require_kept(checks, remarks, graph, asked=request.require_proof)
     changes = advice(
         graph,
         work.graph,
-        config=built_from(stored.arch, stored.checkpoint.path),
-        arguments=factory_arguments(stored.arch),
+        config=task.config,
+        arguments=factory_arguments(task.arch),
     )
-    with watch("write"):
+    with task.watch("write"):
         lost, written = write_pruned(
-            request, output, work, stored.copies, stored.opened, runtime, also, changes, outputs
+            request,
+            task.output,
+            work,
+            task.copies,
+            task.opened,
+            task.runtime,
+            task.also,
+            changes,
+            task.outputs,
         )
     pruning = pruning_record(
         graph, work.graph, criterion=request.criterion, advice=changes.sentences
@@ -176,43 +193,34 @@ def _units(
     return _Done(work.graph, checks, pruning, remarks, written, work.made)
 
 
-def _blocks(
-    request: PruneRequest,
-    stored: _Stored,
-    model: Model,
-    traced: Architecture,
-    output: Path | None,
-    runtime: Runtime,
-    watch: Stopwatch,
-    also: Put | None,
-    outputs: Publication,
-) -> _Done:
+def _blocks(task: _Task) -> _Done:
     """Remove blocks (`--depth`)."""
     from ..session.remove_blocks import remove_blocks
     from ..session.shallower import check_shallower, write_shallower
 
-    work = remove_blocks(request, traced, model, runtime, watch)
+    request, model = task.request, task.model
+    work = remove_blocks(request, task.traced, model, task.runtime, task.watch)
     changes = depth_advice(
         work.lists,
         work.gone,
-        config=built_from(stored.arch, stored.checkpoint.path),
-        arguments=factory_arguments(stored.arch),
+        config=task.config,
+        arguments=factory_arguments(task.arch),
     )
-    with watch("check"):
-        checks, remarks = check_shallower(traced, model, work, changes)
+    with task.watch("check"):
+        checks, remarks = check_shallower(task.traced, model, work, changes)
         require_kept(checks, remarks, model.graph, asked=request.require_proof)
-    with watch("write"):
+    with task.watch("write"):
         lost, written = write_shallower(
             request,
-            output,
+            task.output,
             model,
             work,
-            stored.copies,
-            stored.opened,
-            runtime,
-            also,
+            task.copies,
+            task.opened,
+            task.runtime,
+            task.also,
             changes,
-            outputs,
+            task.outputs,
         )
     graph = remaining(model.graph, work.left)
     pruning = pruning_record(
