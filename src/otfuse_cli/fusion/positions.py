@@ -71,7 +71,7 @@ def counts(reached_P: Tensor, read_P: Tensor) -> Tensor | None:
     return many
 
 
-def counted(
+def reconstruction_counts(
     program: Program, tensors: Mapping[str, Tensor], samples: Samples, *, device: str
 ) -> Mapping[str, Tensor | None]:
     """For every layer of a network, by its value, how often its positions count in a fit to it.

@@ -23,7 +23,7 @@ from ..fusion.joint import union
 from ..fusion.joint_stream import StreamParent, reduce_streams, stress
 from ..fusion.lockstep import Parent
 from ..fusion.pivoted_cholesky import combinations
-from ..fusion.positions import counted
+from ..fusion.positions import reconstruction_counts
 from ..fusion.refit import Stress
 from ..fusion.stream_basis import Place, covariances
 from ..fusion.stream_choice import choose_heads, choose_units, read_from
@@ -139,7 +139,7 @@ class _Reduction:
     def in_place(self, spaces: Collection[str], ridge: float) -> Reduced:
         """Heads and units by what they write to what is added up; the stream stays as it is."""
         run = self.run
-        counts = counted(run.program, run.tensors, self.samples, device=self.device)
+        counts = reconstruction_counts(run.program, run.tensors, self.samples, device=self.device)
         by_weight = {layer.weight: layer for layer in linear_layers(self.run.program)}
         readers: dict[str, tuple[str, int]] = {}
         for space in spaces:

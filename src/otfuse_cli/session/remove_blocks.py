@@ -12,7 +12,7 @@ from ..checkpoint.view import View
 from ..errors import IncompatibleModels, UsageError, few
 from ..fusion.joint_stream import stress
 from ..fusion.lockstep import Parent
-from ..fusion.positions import counted
+from ..fusion.positions import reconstruction_counts
 from ..fusion.refit import Stress
 from ..fusion.selection import Selection
 from ..graph.analysis.residual_blocks import ResidualBlock, residual_blocks
@@ -99,7 +99,7 @@ def remove_blocks(
     with watch("prune"):
         blocks = _candidates(whole, request)
         ridge, parent = request.inputs().ridge, bench.run_parent(model, 1.0)
-        counts = counted(whole, dense, bench.samples, device=runtime.device)
+        counts = reconstruction_counts(whole, dense, bench.samples, device=runtime.device)
         held = ridge or _RIDGE
         weigh = stress(counts, held)
         trials = Trials(parent, bench.samples, weigh, held, runtime, bench.most_bytes)
