@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
-from ..transport.maps import Map
+from ..graph.model import LayerGraph
+from ..transport.maps import Map, Permutation
 
 Maps = Mapping[str, Map]
 Families = Mapping[str, tuple[Map, ...]]
@@ -44,3 +45,25 @@ class Alignment:
         return not (self.overrides or self.scales) and all(
             m.hard for m in (*self.maps.values(), *inner)
         )
+
+
+def stay(size: int) -> Permutation:
+    """The map that leaves every unit in its place."""
+    return Permutation(torch.arange(size))
+
+
+def in_place(graph: LayerGraph) -> Alignment:
+    """Every unit of every free space where it is."""
+    maps = {s.id: stay(s.size) for s in graph.free() if s.per is None}
+    families = {
+        s.id: (stay(s.size),) * graph.spaces[s.per].size for s in graph.free() if s.per is not None
+    }
+    return Alignment(maps, families)
+
+
+def pairs_of_maps(one: Alignment, other: Alignment) -> Iterator[tuple[Map, Map]]:
+    """The maps of two alignments of the same spaces, side by side."""
+    for space, map in one.maps.items():
+        yield map, other.maps[space]
+    for space, inner in one.families.items():
+        yield from zip(inner, other.families[space], strict=True)

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
-
-from ..graph.model import Space
 from ..report.records import LayerRecord, SpaceRecord
 from ..requests.recipe import Recipe
-from ..transport.maps import Map, Permutation, plan_of
-from .alignment import Alignment
+from ..transport.maps import Map, plan_of
+from .alignment import Alignment, stay
 from .features import producers
 from .match_space import (
     ProducerRows,
@@ -50,7 +47,8 @@ def measure(
         if rows is None:
             every = producers(graph, space.id)
             rows = read_rows(source, anchor, every, space.id, alignment)
-        maps = alignment.families.get(space.id) or (alignment.maps.get(space.id) or _stay(space),)
+        one = alignment.maps.get(space.id) or stay(space.size)
+        maps = alignment.families.get(space.id) or (one,)
         if space.per is not None and space.id not in alignment.families:
             maps *= graph.spaces[space.per].size
         inner = [rows] if space.per is None else [rows.unit(u, u) for u in range(len(maps))]
@@ -68,11 +66,6 @@ def measure(
     place = {op.name: at for at, op in enumerate(graph.ops)}
     layers.sort(key=lambda layer: place.get(layer.name, len(place)))
     return tuple(spaces), tuple(layers)
-
-
-def _stay(space: Space) -> Permutation:
-    """The map of a space that has none: it stays in place."""
-    return Permutation(torch.arange(space.size))
 
 
 def _solver(maps: Sequence[Map], recipe: Recipe) -> str:

@@ -15,13 +15,13 @@ from dataclasses import replace
 import torch
 
 from ..errors import UsageError
-from ..graph.model import LayerGraph, Space
+from ..graph.model import LayerGraph
 from ..report.records import RoundRecord
 from ..requests.recipe import Recipe
 from ..runtime import Runtime
 from ..transport.maps import Map, Permutation, plan_of
 from ..transport.plan import Plan
-from .alignment import Alignment
+from .alignment import Alignment, in_place, pairs_of_maps
 from .apply import transport
 from .match_space import to_map
 from .matchers.sweep import Match, stream_spaces
@@ -60,7 +60,7 @@ def iterate(
     _require_permutations(recipe, anchor.graph)
     models = [*sources, anchor]
     shares = [weights[model.index] for model in models]
-    maps = [*(unscaled(match) for match in matches), _in_place(anchor.graph)]
+    maps = [*(unscaled(match) for match in matches), in_place(anchor.graph)]
     names = Similarity(sources[0], anchor).tensors
 
     def estimate() -> Mean:
@@ -77,7 +77,7 @@ def iterate(
         mean = estimate()
         moved = _moved(before, maps)
         rounds.append(RoundRecord(number, _spread(mean.members, anchor, names), moved))
-        if all(map(same_maps, before, maps)):
+        if not moved:
             break
     improved = list[Match]()
     for match, source, own in zip(matches, sources, maps[:-1], strict=True):
@@ -104,20 +104,6 @@ def _require_permutations(recipe: Recipe, graph: LayerGraph) -> None:
         )
 
 
-def _in_place(graph: LayerGraph) -> Alignment:
-    """Every unit where it is, as maps."""
-
-    def stay(space: Space) -> Map:
-        return Permutation(torch.arange(space.size))
-
-    maps = {space.id: stay(space) for space in graph.free() if space.per is None}
-    families: dict[str, tuple[Map, ...]] = {}
-    for space in graph.free():
-        if space.per is not None:
-            families[space.id] = (stay(space),) * graph.spaces[space.per].size
-    return Alignment(maps, families)
-
-
 def _spread(members: Sequence[Member], anchor: Model, names: Sequence[str]) -> float:
     """What the aligned models lack on their mean: the sum of `w |aligned - mean|^2`."""
     total = sum(weight for _, _, weight in members)
@@ -142,7 +128,7 @@ def _moved(before: Sequence[Alignment], after: Sequence[Alignment]) -> float:
     """Share of all units, of all models, that have another place than before."""
     units = changed = 0
     for old, new in zip(before, after, strict=True):
-        for one, other in _pairs(old, new):
+        for one, other in pairs_of_maps(old, new):
             a, b = plan_of(one), plan_of(other)
             units += one.sizes[1]
             if a.index_M is not None and b.index_M is not None:
@@ -150,13 +136,6 @@ def _moved(before: Sequence[Alignment], after: Sequence[Alignment]) -> float:
             elif a is not b:
                 changed += int((a.dense() != b.dense()).any(0).sum())
     return changed / units if units else 0.0
-
-
-def _pairs(old: Alignment, new: Alignment) -> list[tuple[Map, Map]]:
-    pairs = [(old.maps[space], new.maps[space]) for space in old.maps]
-    for space in old.families:
-        pairs += zip(old.families[space], new.families[space], strict=True)
-    return pairs
 
 
 def _in_order_of(

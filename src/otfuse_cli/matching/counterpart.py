@@ -22,7 +22,7 @@ from ..graph.trace.program import Axes, Program
 from ..running.execute import Walk
 from .activations import SeenPlace, made_for_one
 from .depth import covering, ordered_pairs
-from .stages import Inner, Stage, Staged, StagePlace, StreamTap
+from .stages import Inner, Stage, Staged, StagePlace, StreamTap, unlike
 
 # How alike two seen values are, the anchor's first.
 Similar = Callable[[str, str], float]
@@ -272,12 +272,7 @@ def _require_same_stages(anchor: Staged, source: Staged, labels: tuple[str, str]
     if difference is None and shapes[0] != shapes[1]:
         difference = f"outputs {shapes[0]} in {label}, {shapes[1]} in {anchor_label}"
     if difference is not None:
-        raise IncompatibleModels(
-            "networks that differ in more than depth and widths",
-            where=f"{label} and {anchor_label}",
-            why=difference,
-            fix="fuse networks with the same inputs, stages and outputs",
-        )
+        raise unlike(labels, difference, same="with the same inputs, stages and outputs")
 
 
 def _shape(network: Staged, value: str) -> list[int]:

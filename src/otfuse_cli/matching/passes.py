@@ -18,7 +18,7 @@ from ..requests.recipe import Recipe
 from ..runtime import Runtime
 from ..transport.maps import plan_of
 from .activations import Activations
-from .alignment import Alignment
+from .alignment import Alignment, pairs_of_maps
 from .alignment_costs import measure
 from .apply import transport
 from .match import scale_maps
@@ -170,9 +170,7 @@ def same_maps(one: Alignment, other: Alignment) -> bool:
     """Whether two alignments have the same maps."""
     if one is other:
         return True
-    pairs = [(one.maps[s], other.maps[s]) for s in one.maps]
-    pairs += [p for s in one.families for p in zip(one.families[s], other.families[s], strict=True)]
-    for mine, theirs in pairs:
+    for mine, theirs in pairs_of_maps(one, other):
         a, b = plan_of(mine), plan_of(theirs)
         if a.index_M is not None and b.index_M is not None:
             if not torch.equal(a.index_M, b.index_M):

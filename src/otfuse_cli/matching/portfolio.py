@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from ..report.records import Candidate
@@ -19,7 +18,7 @@ from ..requests.recipe import Recipe
 from ..running.chance import SEVERAL_TRY, clearly_more
 from ..runtime import Runtime
 from ..transport.maps import Permutation
-from .alignment import Alignment
+from .alignment import Alignment, in_place
 from .matchers.descent import MOST_PASSES, Found, descend, movable
 from .matchers.matcher import Matcher, no_permutations
 from .matchers.searches import DESCENT
@@ -141,14 +140,7 @@ class Portfolio:
 
     def _identity(self) -> Found:
         """Every unit in its place."""
-        graph = self.anchor.graph
-        maps = {s.id: _stay(s.size) for s in graph.free() if s.per is None}
-        families = {
-            s.id: (_stay(s.size),) * graph.spaces[s.per].size
-            for s in graph.free()
-            if s.per is not None
-        }
-        alignment = Alignment(maps, families)
+        alignment = in_place(self.anchor.graph)
         identity = Found(alignment, self.work.objective(alignment))
         self.tried.append(("identity", identity))
         return identity
@@ -218,7 +210,3 @@ def in_place_warning(
 def _in_place(alignment: Alignment) -> bool:
     every = [*alignment.maps.values(), *(m for ms in alignment.families.values() for m in ms)]
     return all(isinstance(m, Permutation) and m.identity for m in every)
-
-
-def _stay(size: int) -> Permutation:
-    return Permutation(torch.arange(size))

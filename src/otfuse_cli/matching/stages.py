@@ -194,6 +194,16 @@ def refused(why: str, label: str) -> IncompatibleModels:
     )
 
 
+def unlike(labels: tuple[str, str], why: str, *, same: str) -> IncompatibleModels:
+    """Two networks that can't stand for one another; `labels` of the source, and of the anchor."""
+    return IncompatibleModels(
+        "networks that differ in more than depth and widths",
+        where=f"{labels[0]} and {labels[1]}",
+        why=why,
+        fix=f"fuse networks {same}",
+    )
+
+
 class _Reader:
     """Reads the places of a program off its values."""
 

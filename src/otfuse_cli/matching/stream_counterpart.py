@@ -15,13 +15,13 @@ from itertools import chain, zip_longest
 import torch
 from torch import Tensor
 
-from ..errors import IncompatibleModels
 from ..graph.analysis.attentions import Attention
 from ..graph.analysis.fit_targets import fits
 from ..graph.trace.program import Axes
 from ..running.execute import Walk
 from .counterpart import PlacePair, Similar, Terms, released_with, summed
 from .depth import covering
+from .stages import unlike
 from .stream_blocks import Section, Streamed, SubBlock
 
 
@@ -235,12 +235,7 @@ def _require_same_blocks(anchor: Streamed, source: Streamed, labels: tuple[str, 
                 )
                 break
     if difference is not None:
-        raise IncompatibleModels(
-            "networks that differ in more than depth and widths",
-            where=f"{label} and {anchor_label}",
-            why=difference,
-            fix="fuse networks with the same inputs, kinds of blocks and outputs",
-        )
+        raise unlike(labels, difference, same="with the same inputs, kinds of blocks and outputs")
 
 
 def _first_difference(*sections: Section | None) -> list[str]:

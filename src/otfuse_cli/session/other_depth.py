@@ -19,7 +19,7 @@ from ..graph.trace.program import Program
 from ..matching.counterpart import Counterpart, Similar, counterpart
 from ..matching.depth import as_rows, linear_cka, pooled
 from ..matching.models import Model
-from ..matching.stages import Staged, StagePlace, refused, staged
+from ..matching.stages import Staged, StagePlace, refused, staged, unlike
 from ..matching.stream_blocks import Streamed, streamed
 from ..matching.stream_counterpart import StreamCounterpart, stream_counterpart
 from ..report.records import DepthPair, DepthRecord
@@ -67,11 +67,8 @@ class Looks:
         if isinstance(ours, Staged) and isinstance(theirs, Staged):
             return counterpart(ours, theirs, similar, labels=labels)
         streams = labels[0 if isinstance(theirs, Streamed) else 1]
-        raise IncompatibleModels(
-            "networks that differ in more than depth and widths",
-            where=f"{labels[0]} and {labels[1]}",
-            why=f"{streams} is a transformer, the other one is not",
-            fix="fuse networks of one kind",
+        raise unlike(
+            labels, f"{streams} is a transformer, the other one is not", same="of one kind"
         )
 
     def similarity(self, anchor: Model, source: Model) -> Similar:
