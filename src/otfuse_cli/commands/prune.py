@@ -42,7 +42,7 @@ from ..session.outputs import (
     refuse_outputs,
 )
 from ..session.parents import open_checkpoints
-from ..session.pruned_network import PrunedNetwork, check_pruned, write_pruned
+from ..session.pruned_network import Destination, PrunedNetwork, check_pruned, write_pruned
 from ..session.tied_tensors import tie
 
 if TYPE_CHECKING:
@@ -92,9 +92,8 @@ def _prune(
             one = tie((stored,), 0, arch)
             checkpoint = one.checkpoints[0]
             model, traced = _whole(request, checkpoint, arch, runtime)
-        task = _Task(
-            request, stored, one.copies, arch, model, traced, output, runtime, watch, also, outputs
-        )
+        to = Destination(request, output, arch, stored, one.copies, also, outputs)
+        task = _Task(request, model, traced, to, runtime, watch)
         done = _units(task) if request.depth is None else _blocks(task)
         report = Report(
             command="prune",
@@ -123,30 +122,19 @@ def _prune(
 
 @dataclass(frozen=True)
 class _Task:
-    """What is pruned, and where it goes.
-
-    Attributes:
-        opened: The checkpoint as it was opened; the model's has each tensor once.
-        copies: What is stored again under other names.
-        also: Gets every tensor too.
-    """
+    """What is pruned, and where it goes."""
 
     request: PruneRequest
-    opened: Checkpoint
-    copies: Mapping[str, tuple[str, ...]]
-    arch: Arch
     model: Model
     traced: Architecture
-    output: Path | None
+    to: Destination
     runtime: Runtime
     watch: Stopwatch
-    also: Put | None
-    outputs: Publication
 
     @property
     def config(self) -> Mapping[str, Any] | None:
         """The config.json that the network was built from."""
-        return built_from(self.arch, self.model.checkpoint.path)
+        return built_from(self.to.arch, self.model.checkpoint.path)
 
 
 @dataclass(frozen=True)
@@ -172,20 +160,10 @@ def _units(task: _Task) -> _Done:
         graph,
         work.graph,
         config=task.config,
-        arguments=factory_arguments(task.arch),
+        arguments=factory_arguments(task.to.arch),
     )
     with task.watch("write"):
-        lost, written = write_pruned(
-            request,
-            task.output,
-            work,
-            task.copies,
-            task.opened,
-            task.runtime,
-            task.also,
-            changes,
-            task.outputs,
-        )
+        lost, written = write_pruned(work, changes, task.to, task.runtime)
     pruning = pruning_record(
         graph, work.graph, criterion=request.criterion, advice=changes.sentences
     )
@@ -204,24 +182,13 @@ def _blocks(task: _Task) -> _Done:
         work.lists,
         work.gone,
         config=task.config,
-        arguments=factory_arguments(task.arch),
+        arguments=factory_arguments(task.to.arch),
     )
     with task.watch("check"):
         checks, remarks = check_shallower(task.traced, model, work, changes)
         require_kept(checks, remarks, model.graph, asked=request.require_proof)
     with task.watch("write"):
-        lost, written = write_shallower(
-            request,
-            task.output,
-            model,
-            work,
-            task.copies,
-            task.opened,
-            task.runtime,
-            task.also,
-            changes,
-            task.outputs,
-        )
+        lost, written = write_shallower(model, work, changes, task.to, task.runtime)
     graph = remaining(model.graph, work.left)
     pruning = pruning_record(
         model.graph,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.config import read_config
 from ..checkpoint.open import Checkpoint
@@ -20,9 +20,10 @@ from ..pruning.compact import Pruner
 from ..pruning.zeroed_check import masked_change
 from ..report.records import Checks, FileRecord
 from ..requests.requests import PruneRequest
+from ..running.arch_value import Arch
 from ..running.architecture import Architecture
 from ..runtime import Runtime
-from .architectures import arch_of_each, built_from
+from .architectures import built_from
 from .function_check import declared, reordered_change
 from .outputs import Put, folder_config, kept_extras, require_room, sink, target_info
 
@@ -87,27 +88,42 @@ def check_pruned(work: PrunedNetwork) -> tuple[Checks, tuple[str, ...]]:
     return verdict.replace(function=function, max_error=change.error), fitted
 
 
+@dataclass(frozen=True)
+class Destination:
+    """Where a pruned network goes.
+
+    Attributes:
+        request: Its dtype, and what is kept.
+        output: Its file or folder; None for none.
+        arch: Of the network.
+        like: The checkpoint as it was opened, whose container it gets.
+        copies: What is stored again under other names.
+        also: Gets every tensor too.
+        outputs: Where files appear together.
+    """
+
+    request: PruneRequest
+    output: Path | None
+    arch: Arch
+    like: Checkpoint
+    copies: Mapping[str, tuple[str, ...]]
+    also: Put | None
+    outputs: Publication
+
+    def config(self, changes: Advice) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+        """What the config.json of an output folder has to say, and what to say of it."""
+        path = self.like.path
+        beside = read_config(path)
+        built = beside == built_from(self.arch, path)
+        return folder_config(self.output, beside, changes if built else Advice(changes.sentences))
+
+
 def write_pruned(
-    request: PruneRequest,
-    output: Path | None,
-    work: PrunedNetwork,
-    copies: Mapping[str, tuple[str, ...]],
-    like: Checkpoint,
-    runtime: Runtime,
-    also: Put | None,
-    changes: Advice,
-    outputs: Publication,
+    work: PrunedNetwork, changes: Advice, to: Destination, runtime: Runtime
 ) -> tuple[tuple[str, ...], tuple[FileRecord, ...]]:
     """Write every tensor; returns what could not be written along with them, and what was."""
-    checkpoint = work.model.checkpoint
-    config_beside = read_config(checkpoint.path)
-    config, remarks = folder_config(
-        output,
-        config_beside,
-        changes
-        if config_beside == built_from(arch_of_each(request.arch, 1)[0], checkpoint.path)
-        else Advice(changes.sentences),
-    )
+    request, checkpoint = to.request, work.model.checkpoint
+    config, remarks = to.config(changes)
     pruner = Pruner(work.model, work.choice, None if work.made is None else work.made.tensors)
     infos = [
         replace(target_info(info, request.dtype), shape=work.graph.tensors[info.name].shape)
@@ -115,12 +131,12 @@ def write_pruned(
     ]
     again, every = {}, []
     for info in infos:
-        again[info.name] = [replace(info, name=name) for name in copies.get(info.name, ())]
+        again[info.name] = [replace(info, name=name) for name in to.copies.get(info.name, ())]
         every += [info, *again[info.name]]
-    require_room(output, every)
+    require_room(to.output, every)
     extras, lost = kept_extras(checkpoint, request)
     with sink(
-        output, like, every, request, outputs, also=also, extras=extras, config=config
+        to.output, to.like, every, request, to.outputs, also=to.also, extras=extras, config=config
     ) as out:
         for done, info in enumerate(infos):
             runtime.progress("write", done, len(infos))

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from ..checkpoint.config import read_config
 from ..checkpoint.derived import DerivedCheckpoint
 from ..checkpoint.open import Checkpoint
-from ..checkpoint.publication import Publication
 from ..errors import IncompatibleModels, OtfuseError, SolveFailed
 from ..graph.analysis.residual_blocks import same_work
 from ..matching.models import Model
@@ -24,7 +23,6 @@ from ..pruning.choose_units import KeptUnits
 from ..pruning.compact import Pruner
 from ..pruning.renumber import belongs_to, renumbered
 from ..report.records import Checks, FileRecord
-from ..requests.requests import PruneRequest
 from ..running.architecture import Architecture, module_state, real_network, shapes_by_name
 from ..running.checkpoint_names import required_names
 from ..running.execute import Walk, flat_inputs
@@ -32,9 +30,9 @@ from ..running.factory import Network, build
 from ..running.function_change import outputs_of, relative_difference, rounding
 from ..running.inputs import is_program
 from ..runtime import Runtime
-from .architectures import arch_of_each, built_from
 from .function_check import first_line, size_remark, too_large
-from .outputs import Put, folder_config, kept_extras, require_room, sink, target_info
+from .outputs import kept_extras, require_room, sink, target_info
+from .pruned_network import Destination
 from .remove_blocks import Shallower
 
 
@@ -192,37 +190,24 @@ def _difference(
 
 
 def write_shallower(
-    request: PruneRequest,
-    output: Path | None,
-    model: Model,
-    work: Shallower,
-    copies: Mapping[str, tuple[str, ...]],
-    like: Checkpoint,
-    runtime: Runtime,
-    also: Put | None,
-    changes: Advice,
-    outputs: Publication,
+    model: Model, work: Shallower, changes: Advice, to: Destination, runtime: Runtime
 ) -> tuple[tuple[str, ...], tuple[FileRecord, ...]]:
     """Write what is left; returns what could not be written along with it, and what was."""
-    checkpoint = model.checkpoint
-    beside = read_config(checkpoint.path)
-    of_network = built_from(arch_of_each(request.arch, 1)[0], checkpoint.path)
-    config, remarks = folder_config(
-        output, beside, changes if beside == of_network else Advice(changes.sentences)
-    )
+    request, checkpoint = to.request, model.checkpoint
+    config, remarks = to.config(changes)
     pruner = Pruner(model, KeptUnits({}), work.tensors)
     modules, infos = [removal.block.name for removal in work.removals], []
     names: dict[str, list[str]] = {}
     for name in work.left:
-        own = (name, *(n for n in copies.get(name, ()) if not belongs_to(n, modules)))
+        own = (name, *(n for n in to.copies.get(name, ()) if not belongs_to(n, modules)))
         names[name] = [renumbered(n, work.lists) for n in own]
         info = target_info(checkpoint.infos[name], request.dtype)
         infos += [replace(info, name=n) for n in names[name]]
-    require_room(output, infos)
+    require_room(to.output, infos)
     extras, lost = kept_extras(checkpoint, request)
-    stored = _renumbered(like, work)
+    stored = _renumbered(to.like, work)
     with sink(
-        output, stored, infos, request, outputs, also=also, extras=extras, config=config
+        to.output, stored, infos, request, to.outputs, also=to.also, extras=extras, config=config
     ) as out:
         for done, name in enumerate(work.left):
             runtime.progress("write", done, len(work.left))
