@@ -76,7 +76,7 @@ class Results:
 
 
 def run(jobs: Sequence[Job], results: Results) -> None:
-    """Do what is missing, cheapest first within its order; says what is left."""
+    """Do what is missing, in order; says what is left."""
     missing = [job for job in jobs if results.of(job) is None]
     left = sum(job.seconds for job in missing)
     for at, job in enumerate(missing, start=1):
