@@ -6,7 +6,7 @@ together, as one network with a leading model axis; each has its own start, its 
 examples and, if wanted, its own part of the training set. Trained networks are kept in a cache, so
 that only the first run is slow. The same torch on the same machine trains the same bytes.
 
-Not a script: see four_mlps.py, widths.py, skill_transfer/run.py.
+Not a script: see paper/run.py.
 
 Shapes: G models, B examples of a batch, I inputs and O outputs of a layer.
 """
@@ -20,12 +20,14 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import evaluate
 import numpy as np
 import torch
+from filelock import FileLock
 from safetensors.torch import load_file, save_file
 
 StateDict = Mapping[str, torch.Tensor]
@@ -116,25 +118,31 @@ def students(
 ) -> list[dict[str, torch.Tensor]]:
     """Trained networks, from the cache where they are there; tensors fc1.weight, fc2.weight, ..."""
     paths = [cache / _name(recipe, student) for student in wanted]
-    missing = [at for at, path in enumerate(paths) if not path.exists()]
-    if missing:
+    if not all(path.exists() for path in paths):
         cache.mkdir(parents=True, exist_ok=True)
-        train = load(data, "train")
-        sizes = sorted({_size(wanted[at], train) for at in missing})
-        for size in sizes:  # as many steps for each: a group
-            group = [at for at in missing if _size(wanted[at], train) == size]
-            began = time.perf_counter()
-            nets = fit(recipe, [wanted[at] for at in group], train)
-            for at, net in zip(group, nets, strict=True):
-                draft = paths[at].with_suffix(f".{os.getpid()}.tmp")
-                save_file(net, draft, metadata={"format": "pt"})
-                draft.replace(paths[at])
-            hidden = "-".join(map(str, recipe.hidden))
-            seconds = time.perf_counter() - began
-            print(
-                f"trained {len(group)} x {hidden} on {size} images in {seconds:.0f} s", flush=True
-            )
+        with ExitStack() as alone:
+            # Each is trained by one process alone. All take their locks in one order.
+            for path in sorted({path for path in paths if not path.exists()}):
+                alone.enter_context(FileLock(path.with_suffix(".lock")))
+            _train_missing(recipe, wanted, paths, load(data, "train"))
     return [load_file(path) for path in paths]
+
+
+def _train_missing(
+    recipe: Recipe, wanted: Sequence[Student], paths: Sequence[Path], train: Split
+) -> None:
+    missing = [at for at, path in enumerate(paths) if not path.exists()]
+    for size in sorted({_size(wanted[at], train) for at in missing}):  # as many steps for each
+        group = [at for at in missing if _size(wanted[at], train) == size]
+        began = time.perf_counter()
+        nets = fit(recipe, [wanted[at] for at in group], train)
+        for at, net in zip(group, nets, strict=True):
+            draft = paths[at].with_suffix(f".{os.getpid()}.tmp")
+            save_file(net, draft, metadata={"format": "pt"})
+            draft.replace(paths[at])
+        hidden = "-".join(map(str, recipe.hidden))
+        seconds = time.perf_counter() - began
+        print(f"trained {len(group)} x {hidden} on {size} images in {seconds:.0f} s", flush=True)
 
 
 def _size(student: Student, train: Split) -> int:

@@ -83,16 +83,16 @@ def vgg9half() -> tuple[nn.Module, torch.Tensor]:
 class Block(nn.Module):
     """A basic residual block."""
 
-    def __init__(self, before: int, width: int, stride: int) -> None:
+    def __init__(self, before: int, width: int, stride: int, norm: type[nn.Module]) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(before, width, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
+        self.bn1 = norm(width)
         self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
+        self.bn2 = norm(width)
         self.shortcut = nn.Sequential()
         if stride != 1 or before != width:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width)
+                nn.Conv2d(before, width, 1, stride, bias=False), norm(width)
             )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -104,16 +104,18 @@ class Block(nn.Module):
 class ResNet(nn.Module):
     """A CIFAR ResNet of a base width; with two blocks in every stage it is ResNet18."""
 
-    def __init__(self, width: int = 16, blocks: int = 2) -> None:
+    def __init__(
+        self, width: int = 16, blocks: int = 2, norm: type[nn.Module] = nn.BatchNorm2d
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, width, 3, 1, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
+        self.bn1 = norm(width)
         before = width
         for at in range(4):
             stage = width << at
             stride = 2 if at else 1
-            layers = [Block(before, stage, stride)]
-            layers += [Block(stage, stage, 1) for _ in range(blocks - 1)]
+            layers = [Block(before, stage, stride, norm)]
+            layers += [Block(stage, stage, 1, norm) for _ in range(blocks - 1)]
             self.add_module(f"layer{at + 1}", nn.Sequential(*layers))
             before = stage
         self.linear = nn.Linear(before, 10)
@@ -134,3 +136,8 @@ def resnet18w16() -> tuple[nn.Module, torch.Tensor]:
 def resnet10w16() -> tuple[nn.Module, torch.Tensor]:
     """The same with one block in every stage."""
     return ResNet(blocks=1), torch.randn(4, 3, 32, 32)
+
+
+def resnet18w16plain() -> tuple[nn.Module, torch.Tensor]:
+    """ResNet18 without BatchNorm, as the paper has it."""
+    return ResNet(norm=nn.Identity), torch.randn(4, 3, 32, 32)

@@ -100,9 +100,9 @@ def test_training_is_sgd_and_networks_do_not_see_each_other(mnist):
 
 
 def test_portions_give_the_digit_to_the_first_alone(mnist):
-    parents = example("parents", EXAMPLES / "skill_transfer")
+    parts_of = example("parts", EXAMPLES / "paper")
     labels = torch.randint(10, (1000,), generator=torch.Generator().manual_seed(1))
-    parts = parents.portions(mnist.Split(torch.zeros(1000, 1), labels), 4, (0.1, 0.6, 0.3), seed=2)
+    parts = parts_of.portions(mnist.Split(torch.zeros(1000, 1), labels), 4, (0.1, 0.6, 0.3), seed=2)
     assert torch.cat(parts).sort()[0].tolist() == list(range(1000))
     rest = int((labels != 4).sum())
     assert [int((labels[p] != 4).sum()) for p in parts] == pytest.approx(
@@ -139,7 +139,7 @@ def quick(mnist, hidden):
 
 @pytest.mark.slow
 def test_four_networks(mnist, data, trained):
-    """The experiment of examples/four_mlps.py in small. Measured: 33.31, 92.03, 94.86, 95.32."""
+    """Four models, as in examples/paper, in small. Measured: 33.31, 92.03, 94.86, 95.32."""
     wanted = [mnist.Student(at, at) for at in range(4)]
     nets = mnist.students(quick(mnist, (200, 100, 50)), wanted, data, trained)
     test = mnist.load(data, "test")
@@ -270,9 +270,9 @@ def test_a_published_network_gains_from_its_larger_sister():
 @pytest.mark.slow
 def test_skill_transfer(mnist, data, trained):
     """A alone knows digit 4: somewhere along w_B the fusion beats A, B and the plain average."""
-    parents = example("parents", EXAMPLES / "skill_transfer")
+    parts_of = example("parts", EXAMPLES / "paper")
     train, test = (mnist.load(data, split) for split in ("train", "test"))
-    parts = parents.portions(train, 4, (0.1, 0.9), 0)
+    parts = parts_of.portions(train, 4, (0.1, 0.9), 0)
     wanted = [mnist.Student(1, 1, parts[0]), mnist.Student(0, 0, parts[1])]
     a, b = mnist.students(quick(mnist, (200, 100, 50)), wanted, data, trained)
     aligned, _ = otfuse_cli.merge(a, b, weights=(1, 0))

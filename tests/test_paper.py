@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -81,24 +82,88 @@ def test_a_row_is_measured_once_and_again_when_its_recipe_changes(tmp_path, caps
 
     results = jobs.Results(tmp_path / "results.json")
     jobs.run([job("a", epochs=1), job("b", epochs=1)], results)
-    assert "[1/2, about 2 min left] S0: a" in capsys.readouterr().out
+    assert "[1 of 2; 0 min, about 1 min left] S0: a" in capsys.readouterr().out
     again = jobs.Results(tmp_path / "results.json")
     jobs.run([job("a", epochs=1), job("b", epochs=2)], again)
     assert calls == ["a", "b", "b"]
     assert len(json.loads((tmp_path / "results.json").read_text())) == 3
     items = {"S0": page.Item("what", "otfuse merge", "Reproduced."), "S9": page.Item("none", "")}
-    text = page.written(items, [job("a", epochs=1), job("c")], again, "# Head")
-    assert "| a | 1.50 ± 0.50 | 5.00 | 97.5 |" in text
+    rows = page.measured(items, [job("a", epochs=1), job("a", epochs=2), job("c")], again)
+    text = page.written(items, rows, {"S0": "there.png"}, "# Head")
+    assert text.count("| a | 1.50 ± 0.50 | 5.00 | 97.5 |") == 1
     assert "paper: fused" in text
+    assert "![what](there.png)" in text
     assert "S9" not in text
     assert "| c |" not in text
 
 
-def test_every_row_has_a_recipe_of_its_own_and_an_item_on_the_page(tmp_path):
-    run, laboratory = example("run", PAPER), example("laboratory", PAPER)
+def test_rows_in_two_processes_are_those_in_one_and_one_that_fails_stops_none(tmp_path, capsys):
+    jobs = example("jobs", PAPER)
+    rows = [
+        jobs.Job("S0", f"{at}", {"at": at}, lambda at=at: {"fused": [at, at * 2]}, seconds=60)
+        for at in range(5)
+    ]
+    bad = jobs.Job("S0", "bad", {}, lambda: {"fused": [1 / 0]})
+    found = {}
+    for workers in (1, 2):
+        results = jobs.Results(tmp_path / f"{workers}.json")
+        assert jobs.run([*rows, bad], results, workers) == [bad]
+        found[workers] = [jobs.Results(results.path).of(row).values for row in rows]
+        said = capsys.readouterr()
+        assert "[6 of 6; 0 min, about 0 min left] S0" in said.out
+        assert "S0: bad failed" in said.out
+        assert "ZeroDivisionError" in said.err
+        assert results.of(bad) is None
+    assert found[1] == found[2] == [{"fused": [at, at * 2]} for at in range(5)]
+
+
+def test_the_best_along_a_curve_is_that_of_the_means():
+    transfer = example("transfer", PAPER)
+    values = {
+        "A": [90.0],
+        "joint @0.1": [90.0, 92.0],
+        "joint @0.2": [99.0, 80.0],
+        "plain @0.1": [1],
+    }
+    assert transfer.best_along(values) == {
+        "A": "90.00",
+        "joint": "91.00 ± 1.00 (0.1)",
+        "plain": "1.00 (0.1)",
+    }
+
+
+@pytest.mark.slow
+def test_an_average_of_an_aligned_model_is_the_merge(mnist):
+    """Along w models are matched once where they can be."""
+    transfer, laboratory = example("transfer", PAPER), example("laboratory", PAPER)
+    lab = laboratory.Laboratory(mnist.options("").parse_args([]), quick=True)
+    generator = torch.Generator().manual_seed(0)
+
+    def network(*widths):
+        return {
+            f"fc{at}.weight": torch.randn(o, i, generator=generator)
+            for at, (i, o) in enumerate(itertools.pairwise(widths), start=1)
+        }
+
+    images = torch.rand(40, 12, generator=generator)
+    for a in (network(12, 8, 6, 10), network(12, 5, 4, 10)):
+        pair = a, network(12, 8, 6, 10)
+        for name, way in transfer.ON_A.items():
+            if name == "plain" and len(a["fc1.weight"]) == 5:
+                continue
+            way = {**way, "inputs": 30} if "inputs" in way else way
+            found = transfer.Averages(lab, pair, way, images, seed=3).at(0.3)
+            whole = lab.fused(pair, way, seed=3, images=images, weights=(0.7, 0.3))
+            assert all(torch.equal(found[n], t) for n, t in whole.items()), name
+
+
+def test_every_row_has_a_recipe_of_its_own_and_an_item_on_the_page():
+    run = example("run", PAPER)
+    given = run.mnist.options("").parse_args([])
+    items = set()
     for quick in (True, False):
-        lab = laboratory.Laboratory(run.mnist.options("").parse_args([]), quick=quick)
-        every = [*run.one_shot.jobs(lab), *run.skill.jobs(lab)]
-        every += [*run.finetune.jobs(lab), *run.distil.jobs(lab)]
+        every = run.every_job(given, quick=quick)
         assert len({job.key for job in every}) == len(every)
-        assert {job.item for job in every} == set(run.ITEMS)
+        assert len({(job.item, job.row) for job in every}) == len(every)
+        items |= {job.item for job in every}
+    assert items == set(run.ITEMS)

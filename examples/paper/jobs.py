@@ -1,15 +1,19 @@
 """Pieces of work that are done once: kept by what they depend on, resumed, estimated.
 
-Not a script: see run.py.
+Not a script: see run.py. Several run at once in processes that are forked, so that what measures
+need not travel.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import os
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -75,16 +79,50 @@ class Results:
         draft.replace(self.path)
 
 
-def run(jobs: Sequence[Job], results: Results) -> None:
-    """Do what is missing, in order; says what is left."""
+def run(jobs: Sequence[Job], results: Results, workers: int = 1) -> list[Job]:
+    """Do what is missing; says what is left. Gives back what failed, when all else is done."""
     missing = [job for job in jobs if results.of(job) is None]
-    left = sum(job.seconds for job in missing)
-    for at, job in enumerate(missing, start=1):
+    left, failed = sum(job.seconds for job in missing), []
+    began = time.perf_counter()
+    for done, (job, kept) in enumerate(_measured(missing, workers), start=1):
+        if isinstance(kept, Kept):
+            results.keep(job, kept)
+        else:
+            failed.append(job)
+            print(kept, file=sys.stderr)
+        left -= job.seconds
+        passed = (time.perf_counter() - began) / 60
         print(
-            f"[{at}/{len(missing)}, about {left / 60:.0f} min left] {job.item}: {job.row}",
+            f"[{done} of {len(missing)}; {passed:.0f} min, about {left / 60 / workers:.0f} min "
+            f"left] {job.item}: {job.row}{'' if isinstance(kept, Kept) else ' failed'}",
             flush=True,
         )
-        began = time.process_time()
+    return failed
+
+
+def _measured(missing: Sequence[Job], workers: int) -> Iterator[tuple[Job, Kept | str]]:
+    """What they give, each when it is done; of one that failed, why."""
+    if workers == 1 or len(missing) < 2:
+        for job in missing:
+            yield job, _measure(job)
+        return
+    _waiting[:] = missing
+    with multiprocessing.get_context("fork").Pool(workers) as pool:
+        for at, kept in pool.imap_unordered(_measure_at, range(len(missing))):
+            yield missing[at], kept
+
+
+_waiting: list[Job] = []
+
+
+def _measure_at(at: int) -> tuple[int, Kept | str]:
+    return at, _measure(_waiting[at])
+
+
+def _measure(job: Job) -> Kept | str:
+    began = time.process_time()
+    try:
         values = {name: [float(v) for v in found] for name, found in job.measure().items()}
-        results.keep(job, Kept(values, round(time.process_time() - began, 1)))
-        left -= job.seconds
+    except Exception:  # noqa: BLE001  # the others go on, and it is told
+        return traceback.format_exc()
+    return Kept(values, round(time.process_time() - began, 1))

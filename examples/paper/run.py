@@ -1,15 +1,17 @@
 """The paper's tables beside ours: one row for each of its rows, each measured once.
 
-    python examples/paper/run.py [--only S2.1,S3] [--quick|--full] [--write]
+    python examples/paper/run.py [--only S2.1,S3] [--quick|--full] [--write] [--jobs 2]
 
 Every row is kept by all that it depends on (--results), so that a run that was stopped goes on, and
 what has not changed is not measured again. Networks that are missing are trained and kept too
-(--cache). `--quick` has three seeds and ten epochs of training on; `--full` the paper's. `--write`
-writes docs/paper.md from what was measured so far.
+(--cache). `--quick` has three seeds and ten epochs of training on; `--full` the paper's, and what
+hours of training come before. `--write` writes docs/paper.md from what was measured so far, and its
+pictures (which need matplotlib).
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -18,14 +20,18 @@ import torch
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
+import cifar  # noqa: E402
 import distil  # noqa: E402
 import finetune  # noqa: E402
 import mnist  # noqa: E402
 import one_shot  # noqa: E402
-import skill  # noqa: E402
-from jobs import Results, run  # noqa: E402
+import pruned  # noqa: E402
+import transfer  # noqa: E402
+import widths  # noqa: E402
+from figures import draw  # noqa: E402
+from jobs import Job, Results, run  # noqa: E402
 from laboratory import Laboratory  # noqa: E402
-from page import Item, written  # noqa: E402
+from page import Item, measured, written  # noqa: E402
 
 PAGE = HERE.parents[1] / "docs" / "paper.md"
 
@@ -71,9 +77,17 @@ ITEMS = {
         "Before or behind the activation makes no difference here, uniform masses are best, "
         "and rows at unit length are better than raw ones.",
     ),
-    "N models": Item("more than two", "otfuse merge A B C ... -o fused.pt"),
+    "Fig. 2": Item(
+        "A alone knows a digit; best over w",
+        "otfuse merge A B -o F --weights W,V OPTION",
+        "",
+        transfer.best_along,
+    ),
     "S5.3": Item(
-        "A and B know all digits; best over w", "otfuse merge A B -o F --weights W,V OPTION"
+        "A and B know all digits; best over w",
+        "otfuse merge A B -o F --weights W,V OPTION",
+        "",
+        transfer.best_along,
     ),
     "S6": Item(
         "four models, A alone knows digit 4",
@@ -84,6 +98,21 @@ ITEMS = {
         "parents are alike, the ensemble is 3 to 4 lower. The paper's networks may have "
         "parted more in training.",
     ),
+    "Fig. 3, S7": Item(
+        "a pruned VGG11, with the dense one fused into it",
+        "otfuse prune-fuse dense.safetensors pruned.safetensors",
+    ),
+    "Table 1": Item("convolutional and residual networks", "otfuse merge A B -o fused.pt OPTION"),
+    "Fig. S2": Item(
+        "costs by layer, on the activations of 200 images",
+        "otfuse merge A B -o fused.pt --paper --align acts --num-samples 200 --report costs.json",
+    ),
+    "N models": Item("more than two", "otfuse merge A B C ... -o fused.pt"),
+    "S9": Item(
+        "widths",
+        "otfuse merge A B -o fused.pt OPTION",
+    ),
+    "Two widths": Item("sources into anchors of other widths", "otfuse merge A B -o F OPTION"),
     "S3": Item(
         "training on",
         "python examples/paper/run.py --only S3",
@@ -91,6 +120,9 @@ ITEMS = {
         "0.1, the plain average too; joint fusion is the best. At a fifth of the rate the plain "
         "average stays 0.6 below the default, and the default 0.14 below A: a fusion that begins "
         "nearer gains from small steps, as in the paper.",
+    ),
+    "Table 1, training on": Item(
+        "a residual network, trained on", "python examples/paper/run.py --full --only 'Table 1'"
     ),
     "S10 ratio 2": Item(
         "distillation into half the widths", "python examples/paper/run.py --only S10"
@@ -107,33 +139,44 @@ HEAD = """# The paper's tables
 
     python examples/paper/run.py --quick --write
 
-Test accuracies in % on MNIST, mean and deviation over three seeds where there are several. Columns
-named `paper:` are its own figures (Singh and Jaggi, NeurIPS 2020). The pair of the S2 and S3 tables
-is the paper's own. `--paper` is the published algorithm by our code, `default` what
-`otfuse merge A B` does; `refit` and `joint` have 200 training images without labels. Figures 2 and
-S5 are those of [skill transfer](../examples/skill_transfer/README.md), figures 3 and S7 those of
-the [pruning sweep](../examples/pruning/README.md), S9 is in [measured](methods/measured.md#width).
+Test accuracies in %, mean and deviation over three seeds where there are several. Columns named
+`paper:` are its own figures (Singh and Jaggi, NeurIPS 2020). The pair of the S2 and S3 tables is
+the paper's own. `--paper` is the published algorithm by our code, `default` what `otfuse merge A B`
+does; `refit` and `joint` have training images without labels: 200 of MNIST, 1,000 of CIFAR-10. Rows
+that only `--full` measures are here where they were measured.
 """
+
+
+def every_job(given: argparse.Namespace, *, quick: bool) -> list[Job]:
+    """All rows of one size."""
+    lab = Laboratory(given, quick=quick)
+    modules = (one_shot, widths, transfer, pruned, cifar, finetune, distil)
+    return [job for module in modules for job in module.jobs(lab)]
 
 
 def main() -> None:
     parser = mnist.options(__doc__)
-    parser.add_argument("--only", default="", help="items that begin with one of these: S2,S3")
+    parser.add_argument("--only", default="", help="items that begin with one of these: S2,Fig. 2")
     depth = parser.add_mutually_exclusive_group()
-    depth.add_argument("--quick", action="store_true", help="three seeds, ten epochs (default)")
+    depth.add_argument("--quick", action="store_true", help="fewer seeds and epochs (default)")
     depth.add_argument("--full", action="store_true", help="the paper's seeds and epochs")
+    parser.add_argument("--jobs", type=int, default=2, help="rows at once, a core each (default 2)")
     parser.add_argument("--results", type=Path, default=HERE / "results.json")
-    parser.add_argument("--write", action="store_true", help="write docs/paper.md")
+    parser.add_argument("--write", action="store_true", help="write docs/paper.md and its pictures")
     given = parser.parse_args()
     torch.set_num_threads(1)  # sums in one order, so that the bytes repeat
-    lab = Laboratory(given, quick=not given.full)
-    every = [*one_shot.jobs(lab), *skill.jobs(lab)]
-    every += [*finetune.jobs(lab), *distil.jobs(lab)]
     wanted = tuple(given.only.split(","))
     results = Results(given.results)
-    run([job for job in every if job.item.startswith(wanted)], results)
+    chosen = [job for job in every_job(given, quick=not given.full) if job.item.startswith(wanted)]
+    failed = run(chosen, results, given.jobs)
     if given.write:
-        PAGE.write_text(written(ITEMS, every, results, HEAD))
+        both = [job for quick in (False, True) for job in every_job(given, quick=quick)]
+        rows = measured(ITEMS, both, results)
+        drawn = draw(rows, PAGE.parent / "pictures")
+        pictures = {item: f"pictures/{name}" for item, name in drawn.items()}
+        PAGE.write_text(written(ITEMS, rows, pictures, HEAD))
+    if failed:
+        raise SystemExit(f"failed: {', '.join(f'{job.item}: {job.row}' for job in failed)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Parents of the skill transfer experiments: who sees which part of the training set."""
+"""Parents that saw different parts of the training set."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ ELSEWHERE = 1000  # added to the seed of a start that is not B's
 Network = dict[str, torch.Tensor]
 
 
-def portions(train: Split, digit: int, shares: tuple[float, ...], seed: int) -> list[torch.Tensor]:
+def portions(
+    train: Split, digit: int | None, shares: tuple[float, ...], seed: int
+) -> list[torch.Tensor]:
     """Indices for each model: the first has every `digit`, the rest is divided by `shares`."""
-    special = (train.labels == digit).nonzero().flatten()
-    rest = (train.labels != digit).nonzero().flatten()
+    alone = torch.zeros(len(train.labels), dtype=torch.bool)
+    if digit is not None:
+        alone = train.labels == digit
+    special, rest = alone.nonzero().flatten(), (~alone).nonzero().flatten()
     rest = rest[torch.randperm(len(rest), generator=torch.Generator().manual_seed(seed))]
     ends = torch.tensor(shares).cumsum(0).mul(len(rest)).round().long().tolist()
     parts = [rest[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
@@ -25,11 +29,20 @@ def portions(train: Split, digit: int, shares: tuple[float, ...], seed: int) -> 
 
 
 def pairs(
-    digit: int, percent: int, seeds: list[int], start: str, train: Split, data: Path, cache: Path
+    digit: int | None,
+    percent: int,
+    seeds: list[int],
+    start: str,
+    train: Split,
+    data: Path,
+    cache: Path,
 ) -> list[tuple[Network, Network]]:
-    """Specialist A (`percent` of the rest) and generalist B, for each seed.
+    """A (`percent` of what has no owner) and B (what is left of it), for each seed.
 
     Args:
+        digit: All of it is A's; None: there is no such digit.
+        percent: A's share of the others.
+        seeds: Of the division, and of starts and orders.
         start: `same` (A from B's initial weights), `different`, or `narrow` (A half as wide).
     """
     parts = [portions(train, digit, (percent / 100, 1 - percent / 100), seed) for seed in seeds]
