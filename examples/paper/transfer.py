@@ -14,10 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
+import evaluate
 import torch
 from jobs import Job, Values
 from laboratory import WAYS, Laboratory
-from mnist import StateDict, ensemble
+from mnist import Split, StateDict, ensemble
 from page import shown
 from parts import SHARES, fours, pairs, portions
 
@@ -76,7 +77,12 @@ def jobs(lab: Laboratory) -> Iterator[Job]:
         yield Job(
             "S6",
             ", ".join(map(str, proportions)),
-            {"proportions": proportions, "seeds": four_seeds, "ways": ON_A},
+            {
+                "proportions": proportions,
+                "seeds": four_seeds,
+                "ways": ON_A,
+                "of": "probabilities too",
+            },
             lambda proportions=proportions: _four(lab, proportions, four_seeds),
             dict(zip(("ensemble", "plain", OT), figures, strict=True)),
             seconds=60,
@@ -170,6 +176,7 @@ def _four(lab: Laboratory, proportions: tuple[float, ...], seeds: Sequence[int])
     own = [portions(lab.train, 4, SHARES, seed)[0] for seed in seeds]
     found = {name: [lab.score(four[at]) for four in models] for at, name in enumerate("ABCD")}
     found["ensemble"] = [ensemble(four, lab.test, proportions) for four in models]
+    found["of probabilities"] = [_of_probabilities(four, lab.test, proportions) for four in models]
     for name, way in ON_A.items():
         found[name] = [
             lab.score(
@@ -185,3 +192,13 @@ def _four(lab: Laboratory, proportions: tuple[float, ...], seeds: Sequence[int])
             for four, seed, part in zip(models, seeds, own, strict=True)
         ]
     return found
+
+
+def _of_probabilities(
+    networks: Sequence[StateDict], test: Split, weights: Sequence[float]
+) -> float:
+    """Percent that the weighted sum of what they give each class gets right."""
+    with torch.inference_mode():
+        parts = [evaluate.mlpnet(n, test.images).softmax(1) for n in networks]
+    said = sum(w * part for w, part in zip(weights, parts, strict=True))
+    return 100 * float((said.argmax(1) == test.labels).double().mean())
