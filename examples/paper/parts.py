@@ -63,13 +63,18 @@ def pairs(
 
 
 def fours(
-    digit: int, seeds: list[int], train: Split, data: Path, cache: Path
+    digit: int,
+    seeds: list[int],
+    train: Split,
+    data: Path,
+    cache: Path,
+    recipe: Recipe = Recipe(MLPNET),  # noqa: B008  # frozen
 ) -> list[tuple[Network, ...]]:
     """A (knows `digit`), B, C and D from one start, with 10, 30, 50 and 10 % of the rest."""
     parts = [portions(train, digit, SHARES, seed) for seed in seeds]
     models = [
         students(
-            Recipe(MLPNET),
+            recipe,
             [
                 Student(seed, seed + at * ELSEWHERE, part[at])
                 for seed, part in zip(seeds, parts, strict=True)
