@@ -42,6 +42,7 @@ class Nodes:
         messages = list(messages)
         self.asked += [m.metadata.dst_node_id for m in messages]
         assert {m.metadata.message_type for m in messages} == {"query"}
+        assert all(m.content["config"]["lr"] == 0.1 for m in messages)
         return [self.answer(m) for m in messages]
 
 
@@ -173,6 +174,20 @@ def test_clients_are_asked_for_their_shapes_once():
     nodes.asked.clear()
     assert sorted(sent_to(strategy, nodes, fused, 2, "configure_evaluate")) == [1, 2]
     assert sorted(nodes.asked) == [3, 4]  # those that have not been heard of
+
+
+def test_results_do_not_depend_on_when_replies_come():
+    states = {node: state(randomise(Mlp(), node)) for node in (1, 2, 3)}
+    results = []
+    for order in ((1, 2, 3), (3, 1, 2)):
+        strategy = FedOT(first="own")
+        messages = sent_to(strategy, Nodes(1, 2, 3), MODEL)
+        replies = [reply(messages[node], states[node], loss=0.1 * node) for node in order]
+        arrays, metrics = strategy.aggregate_train(1, replies)
+        results.append((arrays.to_torch_state_dict(), dict(metrics)))
+    (one, metrics), (other, others) = results
+    assert all(torch.equal(other[name], tensor) for name, tensor in one.items())
+    assert metrics == others
 
 
 def broken_replies(messages):

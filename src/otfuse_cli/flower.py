@@ -130,7 +130,7 @@ class FedOT(FedAvg):
         self._global = _tensors(arrays)
         self._federation.open(self._global)
         messages = list(super().configure_train(server_round, arrays, config, grid))
-        self._ask(messages, grid)
+        self._ask(messages, config, grid)
         sent: list[Message] = []
         self._sent = set()
         for message in messages:
@@ -153,7 +153,7 @@ class FedOT(FedAvg):
         """
         self._global = _tensors(arrays)
         messages = list(super().configure_evaluate(server_round, arrays, config, grid))
-        self._ask(messages, grid)
+        self._ask(messages, config, grid)
         sent: list[Message] = []
         for message in messages:
             own = self._arrays_for(message.metadata.dst_node_id, arrays)
@@ -169,12 +169,15 @@ class FedOT(FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Fuse the updates; the global model stays where none can be used.
 
+        Replies count in the order of their nodes' ids, whenever they come: sums, and which client
+        gives the order of units, don't depend on that.
+
         Raises:
             OtfuseError: A problem that was not solved, a fit that failed.
         """
         if self._global is None:
             raise ValueError("configure_train comes first: it knows the global model")
-        replies = list(replies)
+        replies = sorted(replies, key=lambda reply: reply.metadata.src_node_id)
         valid, _ = self._check_and_log_replies(replies, is_train=True, validate=False)
         updates, contents, dropped = self._read(valid)
         fused = self._federation.fuse(self._global, updates)
@@ -241,14 +244,15 @@ class FedOT(FedAvg):
         node, kind = message.metadata.dst_node_id, message.metadata.message_type
         return self._construct_messages(record, [node], kind)
 
-    def _ask(self, messages: Sequence[Message], grid: Grid) -> None:
+    def _ask(self, messages: Sequence[Message], config: ConfigRecord, grid: Grid) -> None:
         """Ask clients that have not been heard of for the shapes of their models."""
         assert self._global is not None
         nodes = [message.metadata.dst_node_id for message in messages]
         unknown = [node for node in nodes if not self._federation.knows(node)]
         if self.first != "ask" or not unknown:
             return
-        queries = self._construct_messages(RecordDict(), unknown, MessageType.QUERY)
+        record = RecordDict({self.configrecord_key: config})
+        queries = self._construct_messages(record, unknown, MessageType.QUERY)
         for reply in grid.send_and_receive(queries):
             node = reply.metadata.src_node_id
             try:
