@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from torch import nn
 
 import nets
 from nets import Mlp, distance, randomise, state
@@ -34,7 +35,7 @@ def federation(arch="auto", **options):
     fit = options.pop("fit", None)
     rematch = options.pop("rematch", True)
     recipe = Recipe(**{"passes": 3, **options})
-    return Federation(arch=arch, recipe=recipe, runtime=Runtime(), rematch=rematch, fit=fit)
+    return Federation(arch=arch, recipe=recipe, runtime=Runtime(), rematch=rematch, global_fit=fit)
 
 
 def shapes(tensors):
@@ -318,6 +319,41 @@ def test_a_fit_is_for_rounds_in_which_clients_were_matched_unless_always():
     always = federation("mlp", fit=GlobalFit(fit, always=True)).fuse(one, update).tensors
     assert torch.equal(seldom["fc2.weight"], plain["fc2.weight"])
     assert not torch.equal(always["fc2.weight"], plain["fc2.weight"])
+
+
+class TiedNet(nn.Module):
+    """An output layer that shares its weight with the embedding, and hidden units in between."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(9, 6)
+        self.up, self.down = nn.Linear(6, 11), nn.Linear(11, 6)
+        self.head = nn.Linear(6, 9, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        return self.head(self.down(self.up(self.embed(tokens)).relu()))
+
+
+def test_tied_tensors_are_one_under_all_their_names(kept_graphs):
+    net = TiedNet()
+
+    def factory():
+        return net, torch.zeros(2, 5, dtype=torch.int64)
+
+    one = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    places = torch.randperm(11, generator=torch.Generator().manual_seed(1))
+    other = dict(one)
+    for name, dim in (("up.weight", 0), ("up.bias", 0), ("down.weight", 1)):
+        other[name] = one[name].index_select(dim, places)
+    server = federation(factory)
+    moved = {n: t + 0.25 for n, t in one.items()}
+    fused = server.fuse(one, [Update(1, moved, 1.0)]).tensors
+    assert_close(fused, moved)
+    fused = server.fuse(one, [Update(1, one, 1.0), Update(2, other, 1.0, sent=False)])
+    assert fused.matched == (2,)
+    assert_close(fused.tensors, one)
+    assert_close(server.carry(2, one), other)
 
 
 @pytest.mark.slow

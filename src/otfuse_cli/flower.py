@@ -109,7 +109,7 @@ class FedOT(FedAvg):
             recipe=Recipe(**options_of(Recipe, chosen)),
             runtime=Runtime(resolve_device(device), seed),
             rematch=rematch,
-            fit=fit,
+            global_fit=fit,
         )
         self._global: ModelTensors | None = None
         self._sent: set[int] = set()
@@ -184,8 +184,8 @@ class FedOT(FedAvg):
         dropped |= fused.dropped
         for node, reason in sorted(dropped.items()):
             _LOG.warning("\t> Update of node %d is left out: %s", node, reason)
-        for remark in fused.remarks:
-            _LOG.warning("\t> %s", remark)
+        for remark in dict.fromkeys(fused.remarks):
+            _LOG.info("\t> %s", remark)
         metrics = MetricRecord()
         if fused.tensors is not None:
             used = [contents[node] for node in fused.used]

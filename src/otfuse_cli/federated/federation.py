@@ -9,16 +9,18 @@ from typing import Any
 import torch
 
 from ..checkpoint.open import Checkpoint, open_checkpoint
+from ..checkpoint.tied import Tied
 from ..errors import IncompatibleModels
 from ..fusion.average import Aligned
 from ..graph.model import LayerGraph
 from ..matching.alignment import Alignment, in_place
 from ..matching.carry import carried, chosen_places, reversed_alignment
 from ..requests.recipe import Recipe
+from ..running.architecture import Architecture
 from ..runtime import Runtime
 from ..session.computed_tensors import settle
 from ..session.function_check import check_function
-from ..session.parents import Parents, assemble
+from ..session.parents import Parents, assemble, fit
 from ..transport.maps import Permutation
 from .global_fit import GlobalFit, fit_global
 from .present_mean import Participant, present_mean
@@ -56,7 +58,7 @@ class Federation:
         recipe: Recipe,
         runtime: Runtime,
         rematch: bool = True,
-        fit: GlobalFit | None = None,
+        global_fit: GlobalFit | None = None,
     ) -> None:
         """Begin without clients.
 
@@ -65,12 +67,15 @@ class Federation:
             recipe: How units are matched.
             runtime: Seed and device.
             rematch: Look in every round whether a client's plan still fits.
-            fit: What the global model is fitted on.
+            global_fit: What the global model is fitted on.
         """
         self._arch, self._recipe, self._runtime = arch, recipe, runtime
-        self._rematch, self._fit = rematch, fit
+        self._rematch, self._fit = rematch, global_fit
+        self._architecture: Architecture | None = None  # found once: tracing takes seconds
         self._graph: LayerGraph | None = None
-        self._copies: dict[str, str] = {}  # of tied tensors: name to the one that is fused
+        # Tied tensors: under which names, and which of a name's is fused.
+        self._ties: list[tuple[str, ...]] = []
+        self._copies: dict[str, str] = {}
         self._shapes: dict[int, dict[str, tuple[int, ...]]] = {}
         self._plans: dict[int, Alignment] = {}
 
@@ -88,11 +93,15 @@ class Federation:
         Raises:
             OtfuseError: An architecture that nobody knows, a tensor that is not finite.
         """
-        if self._graph is None:
-            parents = self._assemble([], tensors)
-            self._graph = parents.anchor.graph
-            for first, others in parents.copies.items():
-                self._copies.update(dict.fromkeys(others, first))
+        if self._architecture is not None:
+            return
+        checkpoint = open_checkpoint(dict(tensors), label="the global model")
+        parents = assemble([checkpoint], 0, self._arch, self._runtime.device)
+        self._architecture = parents.shared_architecture
+        self._graph = settle(parents, keep=True).anchor.graph
+        for first, others in parents.copies.items():
+            self._ties.append((first, *others))
+            self._copies.update(dict.fromkeys(others, first))
 
     def meet(self, node: int, shapes: Mapping[str, tuple[int, ...]], tensors: ModelTensors) -> None:
         """Take in a client that has shown the shapes of its model.
@@ -168,9 +177,14 @@ class Federation:
         return None
 
     def _assemble(self, clients: Sequence[Checkpoint], tensors: ModelTensors) -> Parents:
+        """Clients' models and the global one, last, with their graphs."""
+        assert self._architecture is not None, "the global model is opened first"
         checkpoint = open_checkpoint(dict(tensors), label="the global model")
-        device = self._runtime.device
-        parents = assemble([*clients, checkpoint], len(clients), self._arch, device)
+        anchor, device = len(clients), self._runtime.device
+        seen: list[Checkpoint] = [*clients, checkpoint]
+        if self._ties:
+            seen = [Tied(one, self._ties) for one in seen]
+        parents = fit(self._architecture, seen, anchor, device)
         return settle(parents, keep=True)
 
     def _all_names(
