@@ -36,7 +36,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord  # noqa: E
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 from flwr.serverapp.strategy import FedAvg, Strategy  # noqa: E402
 from flwr.simulation import run_simulation  # noqa: E402
-from task import CLIENTS, accuracy, start  # noqa: E402
+from task import CLIENTS, accuracy, evaluate, start  # noqa: E402
 
 from otfuse_cli.flower import FedOT  # noqa: E402
 
@@ -111,7 +111,7 @@ def measure(setting: Setting, split: str, grid: Grid, given: argparse.Namespace)
     began = time.perf_counter()
     found: list[float] = []
 
-    def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord | None:
+    def score(number: int, arrays: ArrayRecord) -> MetricRecord | None:
         if number:
             found.append(round(accuracy(arrays.to_torch_state_dict()), 2))
         return None
@@ -130,7 +130,7 @@ def measure(setting: Setting, split: str, grid: Grid, given: argparse.Namespace)
         initial_arrays=ArrayRecord(start(given.seed).state_dict()),
         num_rounds=given.rounds,
         train_config=ConfigRecord(config),
-        evaluate_fn=evaluate,
+        evaluate_fn=score,
     )
     rounds = result.train_metrics_clientapp.values()
     dropped = sum(int(metrics.get("fedot-dropped", 0)) for metrics in rounds)
@@ -194,6 +194,19 @@ def draw(outcomes: list[Outcome], path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
+def refuse(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    """Say what is wrong before anything is started."""
+    names = [setting.name for setting in SETTINGS]
+    unknown = [name for name in (given.only or names[0]).split(";") if name not in names]
+    if unknown:
+        parser.error(f"--only: no setting {unknown[0]!r}; there are {'; '.join(names)}")
+    if not set(given.splits.split(",")) <= {"equal", "skewed"}:
+        parser.error(f"--splits {given.splits}: equal, skewed, or both with a comma")
+    data = evaluate.SHARED / "data" / "mnist.npz"
+    if not data.exists():
+        parser.error(f"no {data} (x_train, y_train, x_test, y_test): set OTFUSE_SHARED")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=10)
@@ -205,6 +218,7 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=2, help="that Ray may use (default 2)")
     parser.add_argument("--out", type=Path, default=HERE)
     given = parser.parse_args()
+    refuse(parser, given)
     logging.getLogger("flwr").setLevel(logging.ERROR)
     began = time.perf_counter()
     outcomes = run_all(given)
