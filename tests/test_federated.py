@@ -321,6 +321,25 @@ def test_a_fit_is_for_rounds_in_which_clients_were_matched_unless_always():
     assert not torch.equal(always["fc2.weight"], plain["fc2.weight"])
 
 
+def test_clients_of_a_traced_module_may_have_other_widths(kept_graphs):
+    net, narrow = randomise(nets.Vgg((6, 8, 7)), 1), randomise(nets.Vgg((5, 8, 6)), 2)
+
+    def factory():
+        return net, torch.zeros(nets.IMAGE)
+
+    one = state(net)
+    server = federation(factory)
+    updates = [Update(1, one, 2.0, sent=False), Update(2, state(narrow), 1.0, sent=False)]
+    fused = server.fuse(one, updates)
+    assert fused.matched == (1, 2)
+    assert shapes(fused.tensors) == shapes(one)
+    assert shapes(server.carry(2, fused.tensors)) == shapes(updates[1].tensors)
+    again = [Update(n, server.carry(n, fused.tensors), 1.0) for n in (1, 2)]
+    assert_close(server.fuse(fused.tensors, again).tensors, fused.tensors)
+    server.meet(3, shapes(state(nets.Vgg((9, 9, 9)))), fused.tensors)
+    assert server.moves(3)
+
+
 class TiedNet(nn.Module):
     """An output layer that shares its weight with the embedding, and hidden units in between."""
 

@@ -40,6 +40,8 @@ _FIRST: tuple[First, ...] = ("global", "own", "ask")
 # A server matches each client once: two more passes, in which each is matched to the mean of the
 # others, cost little and are worth several points (docs/federated.md).
 _PASSES = 3
+# A client looks up shapes, which takes no work; one that is gone must not hold up the others.
+_ANSWER_SECONDS = 600.0
 
 # Flower's own logger: its lines and ours stand in one log.
 _LOG = logging.getLogger("flwr")
@@ -253,7 +255,7 @@ class FedOT(FedAvg):
             return
         record = RecordDict({self.configrecord_key: config})
         queries = self._construct_messages(record, unknown, MessageType.QUERY)
-        for reply in grid.send_and_receive(queries):
+        for reply in grid.send_and_receive(queries, timeout=_ANSWER_SECONDS):
             node = reply.metadata.src_node_id
             try:
                 if reply.has_error():
