@@ -183,6 +183,20 @@ def test_a_client_that_changed_its_order_is_matched_to_the_others():
     assert server.fuse(one, later).matched == ()
 
 
+def test_those_who_are_away_keep_their_order():
+    """New clients alone in a round take the global model's order, not one of their own."""
+    one, server = PAIR[0], federation()
+    twins = {node: permuted(one, node) for node in (2, 3, 4)}
+    first = [Update(1, one, 2.0, sent=False), Update(2, twins[2], 1.0, sent=False)]
+    fused = server.fuse(PAIR[1], first).tensors
+    later = [Update(node, twins[node], 5.0, sent=False) for node in (3, 4)]
+    result = server.fuse(fused, later)
+    assert result.matched == (3, 4)
+    assert_close(result.tensors, one)
+    for node, twin in twins.items():
+        assert_close(server.carry(node, result.tensors), twin)
+
+
 def test_without_rematching_an_order_is_believed():
     one = PAIR[0]
     server = federation(rematch=False)

@@ -91,7 +91,7 @@ class Federation:
         """Find the layer graph of the global model, once.
 
         Raises:
-            OtfuseError: An architecture that nobody knows, a tensor that is not finite.
+            OtfuseError: An architecture that nobody knows.
         """
         if self._architecture is not None:
             return
@@ -250,9 +250,13 @@ class _Round:
     def _match(self, strangers: Sequence[int]) -> tuple[str, ...]:
         """Plans of those that have none, checked on the network where it can be run."""
         settled = [at for at in range(len(self.updates)) if at not in strangers]
-        mean, weights = None, [*self.shares, sum(self.shares[at] for at in settled)]
+        weights = [*self.shares, sum(self.shares[at] for at in settled) or 1.0]
+        elsewhere = self.of._shapes.keys() - {self.updates[at].node for at in strangers}
+        mean = None
         if settled:
             mean = present_mean(self._participants(settled), self.kept)
+        elif elsewhere:  # others hold plans onto the global units: these keep their order
+            mean = self.kept
         models = [self.models[at] for at in strangers]
         how = self.of._recipe, self.of._runtime
         for at, plan in place_strangers(models, weights, self.before, mean, *how).items():

@@ -58,15 +58,15 @@ def place_strangers(
 ) -> dict[int, Alignment]:
     """Plans of clients that have none, by the model's index; every unit has one place.
 
-    They are matched to the mean of those that are `settled`. Where nobody is, the heaviest client
-    of the global model's widths gives the order, or the heaviest of all, carried to them.
+    They are matched to what is `settled`. Where nothing is, the heaviest client of the global
+    model's widths gives the order, or the heaviest of all, carried to them.
 
     Args:
         strangers: Models of the clients, one or more.
-        weights: Of all models, by index; that of the settled ones together by the index of
-            `before`.
+        weights: Of all models, by index; that of what is settled by the index of `before`.
         before: The global model so far.
-        settled: The mean of the others; None where there are none.
+        settled: The mean of the other clients, or the global model; None where no client has a
+            plan onto its units.
         recipe: How units are matched, with its passes.
         runtime: Seed and device.
 
