@@ -515,6 +515,7 @@ def test_help_shows_panels_choices_and_defaults(cli, name):
     assert {"Fusion", "Matching", "Output", "Run"} <= set(panels)
     assert "--solver exact|sinkhorn" in text
     assert "[default: exact]" in text
+    assert "\\[" not in text  # escaped by some versions of Typer
     assert f"[default: {requests.Recipe.epsilon}]" in " ".join(text.split())
 
 
@@ -540,7 +541,8 @@ def test_help_shows_what_most_people_need_and_help_all_the_rest(cli, name):
     shown = {key for key in flags if flags[key] & flags_in(page)}
     items = [item for kind in (REQUESTS[name], RunOptions) for item in fields(kind)]
     common = {item.name for item in items if option_of(item).common and option_of(item).flags}
-    assert shown == {"help", *common}
+    help_option = {key for key in flags if "--help" in flags[key]}  # Click's own name for it varies
+    assert shown == help_option | common
     assert len(shown) <= 20
     assert page.partition("\n\nExample")[0].endswith(line)
 

@@ -16,7 +16,8 @@ NAME = "otfuse_cli"
 # From top to bottom; a room imports from its own level and from those below it.
 LEVELS = [
     {"cli"},
-    {"", "commands"},
+    {"", "commands", "flower"},
+    {"federated"},
     {"session"},
     {"plot"},
     {"pruning", "fusion"},
@@ -150,6 +151,11 @@ def test_only_plot_draws():
 
 def test_only_the_store_knows_fsspec():
     assert importers("fsspec", "huggingface_hub", "aiohttp", "s3fs") == {f"{NAME}.remote.store"}
+
+
+def test_only_the_strategy_knows_flower():
+    assert importers("flwr") == {f"{NAME}.flower"}
+    assert importers(f"{NAME}.flower") == set()
 
 
 def test_only_specs_and_weights_are_yaml():

@@ -18,6 +18,8 @@ import test_joint
 from conftest import ROOT
 from nets import from_factory as build
 from otfuse_cli.commands import evaluate, inspect, prune
+from otfuse_cli.federated.federation import Federation
+from otfuse_cli.federated.updates import Update
 from otfuse_cli.fusion.pivoted_cholesky import choose_pivots
 from otfuse_cli.fusion.ridge import Ridge
 from otfuse_cli.fusion.stream_choice import choose_heads, choose_units
@@ -34,6 +36,10 @@ from other_device import Elsewhere, other_device, transfers
 from test_matchers import EVERY, models
 
 ALONE = "OTFUSE_TEST_ALONE"  # in the environment of a test that runs alone
+STATES = [
+    nets.state(nets.randomise(nets.Vgg(widths), at))
+    for at, widths in enumerate(((6, 8, 7), (6, 8, 7), (5, 9, 7)))
+]
 MATCHED = {
     **{matcher: {"matcher": matcher} for matcher in EVERY},
     "by norm": {"matcher": "descent", "mass": "norm"},
@@ -274,3 +280,23 @@ def test_choices_are_made_without_waiting():
     assert torch.equal(units.cpu(), choose_units(gram, write, 9))
     assert torch.equal(pivots.cpu(), choose_pivots(gram, share, 9))
     assert heads == choose_heads(gram, write, 6, 2)
+
+
+def test_a_federation(device):
+    """Clients of two widths, new ones and known ones, bit for bit as on the CPU."""
+    results = []
+    for place in ("cpu", device):
+        server = Federation(arch="auto", recipe=Recipe(passes=2), runtime=Runtime(place))
+        updates = [Update(n, s, 1.0 + n, sent=False) for n, s in enumerate(STATES)]
+        with transfers() as waits:
+            first = server.fuse(STATES[0], updates)
+        assert bool(waits) == (place == device)
+        server.meet(7, {n: tuple(t.shape) for n, t in STATES[2].items()}, first.tensors)
+        sent = {n: server.carry(n, first.tensors) for n in (0, 1, 2, 7)}
+        second = server.fuse(first.tensors, [Update(n, s, 1.0) for n, s in sent.items()])
+        assert first.matched == (0, 1, 2)
+        assert second.matched == ()
+        results.append([first.tensors, second.tensors, *sent.values()])
+    for one, other in zip(*results, strict=True):
+        assert all(torch.equal(other[name], tensor) for name, tensor in one.items())
+        assert all(tensor.device.type == "cpu" for tensor in other.values())

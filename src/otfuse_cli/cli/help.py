@@ -39,7 +39,7 @@ class Command(TyperCommand):
         shown = sorted(params, key=lambda param: not self._is_common(param))
         shortened = len(options) > _MANY and not ctx.meta.get(SHOW_ALL)
         for param in filter(self._is_common, shown) if shortened else shown:
-            record = param.get_help_record(ctx)
+            record = _record(param, ctx)
             if record is None:
                 continue
             if param.param_type_name == "argument":
@@ -53,7 +53,9 @@ class Command(TyperCommand):
             formatter.write_text(f"otfuse {self.name} --help-all shows all {len(options)} options.")
 
     def _is_common(self, param: Any) -> bool:
-        return param.param_type_name == "argument" or param.name in {"help", *self.common}
+        if param.param_type_name == "argument" or "--help" in param.opts:
+            return True
+        return param.name in self.common
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples."""
@@ -68,13 +70,22 @@ class Group(TyperGroup):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write commands with the whole first sentence of their help, then options."""
         commands = [(name, entry.summary) for name, entry in self.commands.entries.items()]
-        options = [param.get_help_record(ctx) for param in self.get_params(ctx)]
+        options = [_record(param, ctx) for param in self.get_params(ctx)]
         shown = [record for record in options if record]
         _write_sections(formatter, {"Commands": commands, "Options": shown})
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples."""
         _write_examples(formatter, self.epilog)
+
+
+def _record(param: Any, ctx: Any) -> tuple[str, str] | None:
+    """The flags of a parameter and what is said of it.
+
+    Typer below 0.21 escapes what it adds in brackets, for rich, which doesn't print this.
+    """
+    record = param.get_help_record(ctx)
+    return None if record is None else (record[0], record[1].replace("\\[", "["))
 
 
 def _write_sections(formatter: Any, sections: dict[str, list[tuple[str, str]]]) -> None:
