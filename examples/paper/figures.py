@@ -58,7 +58,9 @@ def _panels(count: int, across: int) -> tuple[Any, list[Any]]:
     figure, panels = plt.subplots(
         down, across, figsize=(3.4 * across, 2.7 * down), sharex=True, sharey=True, squeeze=False
     )
-    return figure, list(panels.flat)
+    for panel in panels.flat[count:]:
+        panel.remove()
+    return figure, list(panels.flat[:count])
 
 
 def _finish(figure: Any, panels: Sequence[Any], across: str) -> Any:
@@ -93,7 +95,7 @@ def _skill(rows: Rows) -> Any:
 def _pruned(rows: Rows) -> Any:
     """A panel for each layer: a line for each criterion and fusion."""
     layers = list(dict.fromkeys(str(job.recipe["layer"]) for job, _ in rows))
-    figure, panels = _panels(len(layers), min(3, len(layers)))
+    figure, panels = _panels(len(layers), 2 if len(layers) < 5 else 3)
     styles = {"pruned": ":", "fused": "-", "refit": "--"}
     for panel, layer in zip(panels, layers, strict=False):
         for at, criterion in enumerate(pruned.CRITERIA):
