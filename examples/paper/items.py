@@ -162,5 +162,7 @@ Test accuracies in %, mean and deviation over three seeds where there are severa
 `paper:` are its own figures (Singh and Jaggi, NeurIPS 2020). The pair of the S2 and S3 tables is
 the paper's own. `--paper` is the published algorithm by our code, `default` what `otfuse merge A B`
 does; `refit` and `joint` have training images without labels: 200 of MNIST, 1,000 of CIFAR-10. Rows
-that only `--full` measures are here where they were measured.
+that only `--full` measures are here where they were measured. All that `--quick` measures took 76
+CPU minutes, networks trained from nothing included, on two cores (`--jobs 2`) with much other work;
+`--full`, some 16 CPU hours by its own estimate, was never run whole.
 """
