@@ -26,7 +26,7 @@ LEVELS = [
     {"transport"},
     {"checkpoint"},
     {"requests", "report"},
-    {"remote"},
+    {"remote", "cluster"},
     {"errors", "runtime", "output_names"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
@@ -150,6 +150,16 @@ def test_only_plot_draws():
 
 def test_only_the_store_knows_fsspec():
     assert importers("fsspec", "huggingface_hub", "aiohttp", "s3fs") == {f"{NAME}.remote.store"}
+
+
+def test_only_the_cluster_knows_ray():
+    assert importers("ray") == {f"{NAME}.cluster.ray_cluster"}
+
+
+def test_only_what_opens_workers_knows_the_cluster():
+    """So that nothing of Ray, nor of ours for it, is loaded before it is asked for."""
+    far = {f"{NAME}.session.far_workers"}
+    assert importers(f"{NAME}.cluster.ray_cluster") == far
 
 
 def test_only_specs_and_weights_are_yaml():

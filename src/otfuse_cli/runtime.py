@@ -10,7 +10,7 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 # malloc.h: parameters of mallopt.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
@@ -46,13 +47,66 @@ def silent(stage: str, done: int, total: int) -> None:
     """A `Progress` that says nothing."""
 
 
+class Workers(Protocol):
+    """Who runs pieces of work that don't depend on one another.
+
+    Whoever they are, a piece is the same arithmetic, and results come in the order of the items:
+    sums of them have the same bits.
+
+    Attributes:
+        away: Whether pieces leave this process: then work, items and results have to be such as
+            can be sent (`cluster/parcels.py`).
+    """
+
+    away: bool
+
+    def each(
+        self,
+        work: Callable[[Item], Result],
+        items: Iterable[Item],
+        *,
+        memory: Callable[[Item], int] | None = None,
+    ) -> Iterator[Result]:
+        """What `work` makes of every item, in order; nothing of it is kept between items.
+
+        Args:
+            work: Depends on the item alone.
+            items: Taken as there is somebody to work on them.
+            memory: Bytes that one takes beside the program; None for few.
+
+        Raises:
+            OtfuseError: Of the first item that has one.
+        """
+
+
+class Here:
+    """This process: one item after another, when it is asked for."""
+
+    away = False
+
+    def each(
+        self,
+        work: Callable[[Item], Result],
+        items: Iterable[Item],
+        *,
+        memory: Callable[[Item], int] | None = None,
+    ) -> Iterator[Result]:
+        """See `Workers`."""
+        return map(work, items)
+
+
 @dataclass(frozen=True)
 class Runtime:
-    """Where and how numerics run: a torch device string, a seed, a progress sink."""
+    """Where and how numerics run: a torch device string, a seed, a progress sink, workers."""
 
     device: str = "cpu"
     seed: int = 0
     progress: Progress = silent
+    workers: Workers = field(default_factory=Here)
+
+    def inner(self) -> Runtime:
+        """That of a piece of work: it says nothing, and has no workers of its own."""
+        return Runtime(self.device, self.seed)
 
     def generator(self, salt: int = 0) -> torch.Generator:
         """A fresh CPU generator; equal seeds and salts give equal streams."""
@@ -210,6 +264,21 @@ def use_threads(most: int) -> None:
 
     torch.set_num_threads(most)
     _threads.most = most
+
+
+def work_for_others(threads: int) -> None:
+    """Make this process a worker's: as many threads as its master computes with, memory as ours.
+
+    Torch may be loaded already; what it splits work into decides the last bits of sums.
+    """
+    import torch
+
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    _threads.most = threads
+    if not _memory.ours:
+        collect_rarely()
+        return_freed_memory()
 
 
 def cores() -> int:

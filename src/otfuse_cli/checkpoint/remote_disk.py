@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from ..errors import UnreadableInput
 from ..remote.kept_blocks import KeptBlocks, kept_folder
@@ -82,6 +82,10 @@ class RemoteDisk(Disk):
         digest = super().sha256()
         self.require_unchanged()
         return digest
+
+    def mark(self) -> tuple[Any, ...]:
+        """See `Disk`: the version that its store tells, or the ends where it tells none."""
+        return (self.size, *self._version) if self._version else super().mark()
 
     def require_unchanged(self) -> None:
         """Require that the file is the one that was opened.

@@ -1,0 +1,249 @@
+"""Workers of a Ray cluster: one that is named, one that runs here, or one that is started.
+
+Nothing else imports Ray, and this module only once a cluster is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from math import ceil
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from ..errors import SolveFailed, UsageError
+from ..runtime import Here, Workers, cores
+from .parcels import pack, unpack
+from .piece import Outcome, Settings, do_piece, settings_here
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_EXTRA = "pip install 'otfuse-cli[ray]'"
+# How often a piece is begun again whose worker or node died.
+RETRIES = 3
+# Pieces that are handed out for each that can be worked on: nobody waits for the next one.
+_AHEAD = 2
+# What a worker takes beside its piece: the program itself, with torch.
+_PROGRAM = 320 << 20
+# Shared memory of a cluster that is started here; Ray spills what goes beyond it.
+_SHARED_BYTES = 512 << 20
+
+
+@contextmanager
+def workers_of(cluster: str | None) -> Iterator[Workers]:
+    """Those that `--cluster` names; without it this process.
+
+    Raises:
+        UsageError: Ray is not installed, the name is none, or nobody answers.
+    """
+    if cluster is None:
+        yield Here()
+        return
+    if cluster != "auto" and not cluster.startswith("ray://"):
+        raise UsageError(
+            "no name of a cluster",
+            where=f"--cluster {cluster}",
+            fix="use auto, or ray://HOST:10001",
+        )
+    ray = _import_ray(cluster)
+    ours = not ray.is_initialized()
+    if ours:
+        _connect(ray, cluster)
+    try:
+        yield RayWorkers(ray, settings_here())
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _import_ray(cluster: str) -> Any:
+    # Before it is imported: it says so itself otherwise, on standard error.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import ray
+    except ImportError as error:
+        raise UsageError(
+            "a cluster needs Ray, which is not installed",
+            where=f"--cluster {cluster}",
+            why=str(error),
+            fix=_EXTRA,
+        ) from error
+    return ray
+
+
+def _connect(ray: Any, cluster: str) -> None:
+    """Join the cluster; `auto` starts one where there is none."""
+    quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            ray.init(address=cluster, **quiet)
+        except (ConnectionError, ValueError, RuntimeError, ImportError) as error:
+            named = cluster != "auto" or os.environ.get("RAY_ADDRESS")
+            if named or not isinstance(error, ConnectionError):
+                raise _no_cluster(cluster, error) from error
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            ray.init(
+                address="local",
+                num_cpus=cores(),
+                object_store_memory=_SHARED_BYTES,
+                include_dashboard=False,
+                **quiet,
+            )
+
+
+def _no_cluster(cluster: str, error: Exception) -> UsageError:
+    named = os.environ.get("RAY_ADDRESS")
+    where = f"--cluster {cluster}" + (f", RAY_ADDRESS={named}" if cluster == "auto" else "")
+    lines = str(error).strip().splitlines()
+    missing = isinstance(error, ImportError) or "ray[client]" in str(error)
+    return UsageError(
+        "no such cluster",
+        where=where,
+        why=lines[0] if lines else type(error).__name__,
+        fix=_EXTRA
+        if missing
+        else "check host and port (10001 by default) and that the same "
+        "versions of Ray and Python run there, or use --cluster auto without RAY_ADDRESS",
+    )
+
+
+@dataclass
+class RayWorkers:
+    """The cluster that this process is connected to.
+
+    Attributes:
+        ray: The library.
+        settings: How this process computes, and so has every worker.
+        unlike: Nodes that compute with other instructions.
+    """
+
+    ray: Any
+    settings: Settings
+    unlike: dict[str, str] = field(default_factory=dict)
+    away = True
+    _numbers: Iterator[int] = field(default_factory=count, init=False)
+
+    def __post_init__(self) -> None:
+        """Make the task that all pieces are."""
+        self._name = uuid4().hex
+        self._task = self.ray.remote(_piece)
+
+    def each(
+        self,
+        work: Callable[[Item], Result],
+        items: Iterable[Item],
+        *,
+        memory: Callable[[Item], int] | None = None,
+    ) -> Iterator[Result]:
+        """See `Workers`: one task for each item, so many ahead of the one that is waited for."""
+        name = f"{self._name}-{next(self._numbers)}"
+        sent = self.ray.put(pack(work))
+        waiting: deque[Any] = deque()
+        left = iter(items)
+        try:
+            more = True
+            while more or waiting:
+                while more and len(waiting) < self._most():
+                    item = next(left, _END)
+                    more = item is not _END
+                    if more:
+                        need = _PROGRAM + (0 if memory is None else memory(item))
+                        waiting.append(self._start(name, sent, item, need))
+                if waiting:
+                    yield self._result(waiting.popleft())
+        finally:
+            for reference in waiting:  # whoever stops asking wants nothing more of it
+                self.ray.cancel(reference, force=True)
+
+    def _start(self, name: str, work: Any, item: Any, memory: int) -> Any:
+        cpus, most = self._largest_node()
+        if memory > most:
+            raise UsageError(
+                "no node of the cluster has the memory for this",
+                where=f"about {memory / 2**30:.2f} GiB for one piece of the work",
+                why=f"the largest node offers {most / 2**30:.2f} GiB",
+                fix="use a node with more memory (ray start --memory BYTES), or no --cluster",
+            )
+        asked = {
+            "num_cpus": min(self.settings.threads, cpus),
+            "memory": memory,
+            "max_retries": RETRIES,
+        }
+        return self._task.options(**asked).remote(self.settings, name, work, pack(item))
+
+    def _result(self, reference: Any) -> Any:
+        errors = self.ray.exceptions
+        try:
+            outcome: Outcome = self.ray.get(reference)
+        except errors.RayTaskError as error:
+            raise _not_ours(error) from error
+        except errors.RayError as error:
+            raise _lost(error) from error
+        if outcome.processor != self.settings.processor:
+            self.unlike[outcome.node] = outcome.processor
+        value = unpack(outcome.value)
+        if outcome.failed:
+            raise value
+        return value
+
+    def _most(self) -> int:
+        """Pieces that are handed out at a time."""
+        nodes = self._nodes()
+        cpus = sum(node["Resources"].get("CPU", 0) for node in nodes)
+        return max(_AHEAD, ceil(_AHEAD * float(cpus) / self.settings.threads))
+
+    def _largest_node(self) -> tuple[int, int]:
+        """CPUs and bytes of the largest nodes."""
+        offers = [node["Resources"] for node in self._nodes()]
+        cpus = max((int(offer.get("CPU", 0)) for offer in offers), default=0)
+        return max(1, cpus), int(max((offer.get("memory", 0) for offer in offers), default=0))
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        return [node for node in self.ray.nodes() if node["Alive"]]
+
+
+_END: Any = object()
+
+
+def _piece(settings: Settings, name: str, work: Any, item: Any) -> Outcome:
+    """The task: `do_piece`, and where."""
+    import socket
+
+    import ray
+
+    services: Any = ray.util
+    node = f"{socket.gethostname()} ({services.get_node_ip_address()})"
+    return do_piece(settings, name, work, node, item)
+
+
+def _not_ours(error: Any) -> Exception:
+    """What a worker raised that is no error of the user's."""
+    cause = error.cause
+    missing = isinstance(cause, ModuleNotFoundError) or "ModuleNotFoundError" in str(error)
+    if missing and "otfuse_cli" in str(error):
+        return UsageError(
+            "the workers don't have this package",
+            where="--cluster",
+            why="it is imported where a piece of the work is done",
+            fix="pip install otfuse-cli on every node, the same version",
+        )
+    return cause if isinstance(cause, Exception) else RuntimeError(str(error))
+
+
+def _lost(error: Exception) -> SolveFailed:
+    lines = str(error).strip().splitlines()
+    return SolveFailed(
+        "the cluster lost a piece of the work",
+        where="--cluster",
+        why=f"{type(error).__name__}: {lines[0] if lines else 'no reason is given'}",
+        fix=f"it was begun again {RETRIES} times; give workers more memory, or use no --cluster",
+    )
