@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import torch
 
 Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 # malloc.h: parameters of mallopt.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
@@ -54,28 +53,37 @@ class Workers(Protocol):
     sums of them have the same bits.
 
     Attributes:
-        away: Whether pieces leave this process: then work, items and results have to be such as
-            can be sent (`cluster/parcels.py`).
+        away: Whether pieces leave this process: then work, items and results are sent.
     """
 
     away: bool
 
+    def share(self, value: Any, *, lasting: bool = False) -> Any:
+        """What stands for a value as work, or inside items that are tuples: it is sent once.
+
+        `lasting`: items will hold it for as long as the work that takes them goes on.
+        """
+
     def each(
-        self,
-        work: Callable[[Item], Result],
-        items: Iterable[Item],
-        *,
-        memory: Callable[[Item], int] | None = None,
-    ) -> Iterator[Result]:
-        """What `work` makes of every item, in order; nothing of it is kept between items.
+        self, work: Any, items: Iterable[Any], *, memory: Callable[[Any], int] | None = None
+    ) -> Iterator[Any]:
+        """What `work` makes of every item, in order.
 
         Args:
-            work: Depends on the item alone.
+            work: A function of an item alone, or what `share` gave for one.
             items: Taken as there is somebody to work on them.
             memory: Bytes that one takes beside the program; None for few.
 
         Raises:
             OtfuseError: Of the first item that has one.
+        """
+
+    def stages(
+        self, work: Any, items: Iterable[Any], *, memory: Callable[[Any], int] | None = None
+    ) -> Iterator[tuple[Any, Any]]:
+        """The same for work that makes two things: a result, and what another item will hold.
+
+        That one stays where it was made, and something stands for it as for what is shared.
         """
 
 
@@ -84,15 +92,17 @@ class Here:
 
     away = False
 
+    def share(self, value: Any, *, lasting: bool = False) -> Any:
+        """The value."""
+        return value
+
     def each(
-        self,
-        work: Callable[[Item], Result],
-        items: Iterable[Item],
-        *,
-        memory: Callable[[Item], int] | None = None,
-    ) -> Iterator[Result]:
+        self, work: Any, items: Iterable[Any], *, memory: Callable[[Any], int] | None = None
+    ) -> Iterator[Any]:
         """See `Workers`."""
         return map(work, items)
+
+    stages = each
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,37 @@ class Settings:
     threads: int
     versions: tuple[str, ...]
     processor: str
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a worker knows something by that many pieces take.
+
+    Attributes:
+        name: Unlike any other's.
+        lasting: Whether it is kept for as long as the work goes on.
+    """
+
+    name: str
+    lasting: bool = False
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is asked for.
+
+    Attributes:
+        settings: The master's.
+        work: Its label.
+        labels: Of the parts of the item, None for those that nobody else has; no labels for an
+            item that is no tuple.
+        stage: Whether the work makes something beside its result.
+    """
+
+    settings: Settings
+    work: Label
+    labels: tuple[Label | None, ...] | None
+    stage: bool
 
 
 @dataclass(frozen=True)
@@ -61,40 +92,80 @@ def settings_here(threads: int | None = None) -> Settings:
     )
 
 
-def do_piece(settings: Settings, name: str, work: Parcel, node: str, item: Parcel) -> Outcome:
+def do_piece(
+    order: Order, node: str, work: Parcel, parts: Sequence[Parcel]
+) -> tuple[Outcome, Parcel | None]:
     """Work on one item.
 
     Args:
-        settings: The master's.
-        name: Of the work, unlike any other's.
-        work: What to do with an item.
+        order: What is asked for.
         node: Where this is, in words.
-        item: What to do it with.
+        work: What to do with an item.
+        parts: The item.
+
+    Returns:
+        What became of it, and what it makes beside its result.
     """
-    here = settings_here(settings.threads)
+    here = settings_here(order.settings.threads)
+    beside: Parcel | None = None
     try:
-        if here.versions != settings.versions:
-            raise _other_versions(settings, here, node)
-        work_for_others(settings.threads)
-        result, failed = pack(_kept(name, work)(unpack(item))), False
+        if here.versions != order.settings.versions:
+            raise _other_versions(order.settings, here, node)
+        work_for_others(order.settings.threads)
+        function, known = _bench.begin(order.work, work)
+        made = function(_item(order, parts, known))
+        if order.stage:
+            made, left = made
+            beside = pack(left)
+        result, failed = pack(made), False
     except UnreadableInput as error:
         result, failed = pack(_seen_from(error, node)), True
     except OtfuseError as error:
         result, failed = pack(error), True
-    return Outcome(result, failed, node, here.processor)
+    return Outcome(result, failed, node, here.processor), beside
 
 
-_unpacked: OrderedDict[str, Callable[[Any], Any]] = OrderedDict()
+@dataclass
+class _Bench:
+    """What a process keeps unpacked: work, and what its items have in common.
+
+    Attributes:
+        works: What is being done, and what was done before, with what lasts as long.
+        passing: What few items have in common.
+    """
+
+    works: OrderedDict[str, tuple[Callable[[Any], Any], dict[str, Any]]]
+    passing: OrderedDict[str, Any]
+
+    def begin(self, label: Label, work: Parcel) -> tuple[Callable[[Any], Any], dict[str, Any]]:
+        """Work, unpacked once: files stay open, programs are built once."""
+        if label.name not in self.works:
+            self.works[label.name] = unpack(work), {}
+            while len(self.works) > _KEPT:
+                self.works.popitem(last=False)
+        self.works.move_to_end(label.name)
+        return self.works[label.name]
+
+    def shared(self, label: Label, parcel: Parcel, known: dict[str, Any]) -> Any:
+        """A part that other items have too."""
+        held = known if label.lasting else self.passing
+        if label.name not in held:
+            held[label.name] = unpack(parcel)
+        while len(self.passing) > _KEPT:
+            self.passing.popitem(last=False)
+        return held[label.name]
 
 
-def _kept(name: str, work: Parcel) -> Callable[[Any], Any]:
-    """Work, unpacked once in a process: files stay open, programs are built once."""
-    if name not in _unpacked:
-        _unpacked[name] = unpack(work)
-        while len(_unpacked) > _KEPT:
-            _unpacked.popitem(last=False)
-    _unpacked.move_to_end(name)
-    return _unpacked[name]
+_bench = _Bench(OrderedDict(), OrderedDict())
+
+
+def _item(order: Order, parts: Sequence[Parcel], known: dict[str, Any]) -> Any:
+    if order.labels is None:
+        return unpack(parts[0])
+    values: list[Any] = []
+    for label, part in zip(order.labels, parts, strict=True):
+        values.append(unpack(part) if label is None else _bench.shared(label, part, known))
+    return tuple(values)
 
 
 def _seen_from(error: UnreadableInput, node: str) -> UnreadableInput:

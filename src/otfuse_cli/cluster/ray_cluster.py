@@ -13,16 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from math import ceil
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 from ..errors import SolveFailed, UsageError
 from ..runtime import Here, Workers, cores
 from .parcels import pack, unpack
-from .piece import Outcome, Settings, do_piece, settings_here
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+from .piece import Label, Order, Outcome, Settings, do_piece, settings_here
 
 _EXTRA = "pip install 'otfuse-cli[ray]'"
 # How often a piece is begun again whose worker or node died.
@@ -129,7 +126,7 @@ class RayWorkers:
     ray: Any
     settings: Settings
     unlike: dict[str, str] = field(default_factory=dict)
-    away = True
+    away: bool = True
     _numbers: Iterator[int] = field(default_factory=count, init=False)
 
     def __post_init__(self) -> None:
@@ -137,17 +134,43 @@ class RayWorkers:
         self._name = uuid4().hex
         self._task = self.ray.remote(_piece)
 
-    def each(
-        self,
-        work: Callable[[Item], Result],
-        items: Iterable[Item],
-        *,
-        memory: Callable[[Item], int] | None = None,
-    ) -> Iterator[Result]:
-        """See `Workers`: one task for each item, so many ahead of the one that is waited for."""
+    def share(self, value: Any, *, lasting: bool = False) -> _Sent:
+        """See `Workers`.
+
+        Raises:
+            TypeError: It can't be sent.
+        """
         name = f"{self._name}-{next(self._numbers)}"
-        sent = self.ray.put(pack(work))
-        waiting: deque[Any] = deque()
+        return _Sent(self.ray.put(pack(value)), Label(name, lasting))
+
+    def each(
+        self, work: Any, items: Iterable[Any], *, memory: Callable[[Any], int] | None = None
+    ) -> Iterator[Any]:
+        """See `Workers`: one task for each item, so many ahead of the one that is waited for."""
+        for value, _ in self._run(work, items, memory, stage=False):
+            yield value
+
+    def stages(
+        self, work: Any, items: Iterable[Any], *, memory: Callable[[Any], int] | None = None
+    ) -> Iterator[tuple[Any, Any]]:
+        """See `Workers`: what stays with a worker is in Ray's object store, and is made again."""
+        return self._run(work, items, memory, stage=True)
+
+    def _run(
+        self,
+        work: Any,
+        items: Iterable[Any],
+        memory: Callable[[Any], int] | None,
+        *,
+        stage: bool,
+    ) -> Iterator[tuple[Any, Any]]:
+        try:
+            sent = work if isinstance(work, _Sent) else self.share(work)
+        except TypeError:  # what can't be sent is done here
+            for item in items:
+                yield work(item) if stage else (work(item), None)
+            return
+        waiting: deque[tuple[Any, Any]] = deque()
         left = iter(items)
         try:
             more = True
@@ -157,14 +180,21 @@ class RayWorkers:
                     more = item is not _END
                     if more:
                         need = _PROGRAM + (0 if memory is None else memory(item))
-                        waiting.append(self._start(name, sent, item, need))
+                        waiting.append(self._start(sent, item, need, stage=stage))
                 if waiting:
-                    yield self._result(waiting.popleft())
+                    result, beside = waiting.popleft()
+                    try:
+                        value = self._result(result)
+                    except BaseException:
+                        waiting.appendleft((result, beside))
+                        raise
+                    yield value, beside
         finally:
-            for reference in waiting:  # whoever stops asking wants nothing more of it
-                self.ray.cancel(reference, force=True)
+            for result, _ in waiting:  # whoever stops asking wants nothing more of it
+                self.ray.cancel(result, force=True)
 
-    def _start(self, name: str, work: Any, item: Any, memory: int) -> Any:
+    def _start(self, work: _Sent, item: Any, memory: int, *, stage: bool) -> tuple[Any, Any]:
+        """A task, as what stands for its result and for what it makes beside that."""
         cpus, most = self._largest_node()
         if memory > most:
             raise UsageError(
@@ -173,12 +203,22 @@ class RayWorkers:
                 why=f"the largest node offers {most / 2**30:.2f} GiB",
                 fix="use a node with more memory (ray start --memory BYTES), or no --cluster",
             )
-        asked = {
-            "num_cpus": min(self.settings.threads, cpus),
-            "memory": memory,
-            "max_retries": RETRIES,
-        }
-        return self._task.options(**asked).remote(self.settings, name, work, pack(item))
+        labels: list[Label | None] = []
+        parts: list[Any] = []
+        for part in item if isinstance(item, tuple) else (item,):
+            sent = part if isinstance(part, _Sent) else None
+            labels.append(None if sent is None else sent.label)
+            parts.append(pack(part) if sent is None else sent.reference)
+        known = tuple(labels) if isinstance(item, tuple) else None
+        task = self._task.options(
+            num_cpus=min(self.settings.threads, cpus),
+            memory=memory,
+            max_retries=RETRIES,
+            num_returns=2,
+        )
+        order = Order(self.settings, work.label or _NAMELESS, known, stage)
+        result, beside = task.remote(order, work.reference, *parts)
+        return result, _Sent(beside) if stage else None
 
     def _result(self, reference: Any) -> Any:
         errors = self.ray.exceptions
@@ -211,10 +251,24 @@ class RayWorkers:
         return [node for node in self.ray.nodes() if node["Alive"]]
 
 
+@dataclass(frozen=True)
+class _Sent:
+    """What stands for something in Ray's object store.
+
+    Attributes:
+        reference: Ray's.
+        label: What workers know it by who keep it; None for what one piece alone takes.
+    """
+
+    reference: Any
+    label: Label | None = None
+
+
 _END: Any = object()
+_NAMELESS = Label("")
 
 
-def _piece(settings: Settings, name: str, work: Any, item: Any) -> Outcome:
+def _piece(order: Order, work: Any, *parts: Any) -> tuple[Outcome, Any]:
     """The task: `do_piece`, and where."""
     import socket
 
@@ -222,7 +276,7 @@ def _piece(settings: Settings, name: str, work: Any, item: Any) -> Outcome:
 
     services: Any = ray.util
     node = f"{socket.gethostname()} ({services.get_node_ip_address()})"
-    return do_piece(settings, name, work, node, item)
+    return do_piece(order, node, work, parts)
 
 
 def _not_ours(error: Any) -> Exception:
