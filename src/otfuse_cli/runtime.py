@@ -58,6 +58,10 @@ class Workers(Protocol):
 
     away: bool
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What readers of results should know of who worked on them."""
+
     def share(self, value: Any, *, lasting: bool = False) -> Any:
         """What stands for a value as work, or inside items that are tuples: it is sent once.
 
@@ -91,6 +95,7 @@ class Here:
     """This process: one item after another, when it is asked for."""
 
     away = False
+    remarks = ()
 
     def share(self, value: Any, *, lasting: bool = False) -> Any:
         """The value."""
@@ -115,8 +120,8 @@ class Runtime:
     workers: Workers = field(default_factory=Here)
 
     def inner(self) -> Runtime:
-        """That of a piece of work: it says nothing, and has no workers of its own."""
-        return Runtime(self.device, self.seed)
+        """That of a piece of work; in another process it says nothing, and has no workers."""
+        return Runtime(self.device, self.seed) if self.workers.away else self
 
     def generator(self, salt: int = 0) -> torch.Generator:
         """A fresh CPU generator; equal seeds and salts give equal streams."""

@@ -11,10 +11,11 @@ import io
 import os
 import stat
 import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -212,6 +213,10 @@ class Disk:
         """Close the file; closing twice is fine."""
         self.file.close()
 
+    def open_files(self) -> tuple[IO[bytes] | io.RawIOBase, ...]:
+        """What `close` closes."""
+        return (self.file,)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """In another process it is opened again, by its path."""
         path = self.path if self.path.is_absolute() else self.path.absolute()
@@ -244,6 +249,8 @@ def _opened_again(kind: type[Disk], path: Path, label: str, mark: tuple[Any, ...
             fix="every node has to see the same files under one path, which nobody changes",
         )
     disk.label = label
+    for file in disk.open_files():  # whoever it was sent to has nothing to close
+        weakref.finalize(disk, file.close)
     return disk
 
 

@@ -107,6 +107,10 @@ class RemoteDisk(Disk):
         if self._whole is not None:
             self._whole.close()
 
+    def open_files(self) -> tuple[IO[bytes], ...]:
+        """See `Disk`."""
+        return () if self._whole is None else (self._whole,)
+
     def _read_at(self, buffer: memoryview, start: int) -> int:
         if self._whole is not None:
             with self._position:

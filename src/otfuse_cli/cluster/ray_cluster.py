@@ -6,6 +6,7 @@ Nothing else imports Ray, and this module only once a cluster is asked for.
 from __future__ import annotations
 
 import os
+import socket
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -14,10 +15,11 @@ from dataclasses import dataclass, field
 from itertools import count
 from math import ceil
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 from ..errors import SolveFailed, UsageError
-from ..runtime import Here, Workers, cores
+from ..runtime import Workers, cores
 from .parcels import pack, unpack
 from .piece import Label, Order, Outcome, Settings, do_piece, settings_here
 
@@ -26,6 +28,11 @@ _EXTRA = "pip install 'otfuse-cli[ray]'"
 RETRIES = 3
 # Pieces that are handed out for each that can be worked on: nobody waits for the next one.
 _AHEAD = 2
+# Seconds between looks at the cluster while a piece is waited for, and how long one without any CPU
+# is waited for: nodes are replaced.
+_LOOK_AGAIN, _PATIENCE = 5.0, 120.0
+# Where clients of a cluster go, and how many seconds they wait for an answer.
+_CLIENT_PORT, _ANSWER = 10001, 10.0
 # What a worker takes beside its piece: the program itself, with torch.
 _PROGRAM = 320 << 20
 # Shared memory of a cluster that is started here; Ray spills what goes beyond it.
@@ -33,15 +40,12 @@ _SHARED_BYTES = 512 << 20
 
 
 @contextmanager
-def workers_of(cluster: str | None) -> Iterator[Workers]:
-    """Those that `--cluster` names; without it this process.
+def workers_of(cluster: str) -> Iterator[Workers]:
+    """Those that `--cluster` names, for as long as the block lasts.
 
     Raises:
         UsageError: Ray is not installed, the name is none, or nobody answers.
     """
-    if cluster is None:
-        yield Here()
-        return
     if cluster != "auto" and not cluster.startswith("ray://"):
         raise UsageError(
             "no name of a cluster",
@@ -77,29 +81,52 @@ def _import_ray(cluster: str) -> Any:
 
 
 def _connect(ray: Any, cluster: str) -> None:
-    """Join the cluster; `auto` starts one where there is none."""
-    quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
+    """Join the cluster; `auto` starts one where there is none.
+
+    Raises:
+        UsageError: Nobody answers, or not in the same version.
+    """
+    address = os.environ.get("RAY_ADDRESS", "") if cluster == "auto" else cluster
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    start = {
+        "num_cpus": cores(),
+        "object_store_memory": _SHARED_BYTES,
+        "include_dashboard": False,
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            ray.init(address=cluster, **quiet)
-        except (ConnectionError, ValueError, RuntimeError, ImportError) as error:
-            named = cluster != "auto" or os.environ.get("RAY_ADDRESS")
-            if named or not isinstance(error, ConnectionError):
-                raise _no_cluster(cluster, error) from error
+            if address not in ("", "auto", "local"):
+                _knock(address)
+                ray.init(address=address, **({} if "://" in address else quiet))
+                return
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            ray.init(
-                address="local",
-                num_cpus=cores(),
-                object_store_memory=_SHARED_BYTES,
-                include_dashboard=False,
-                **quiet,
-            )
+            try:
+                # Without an address: what `ray start` has started on this machine, else a new one;
+                # but no cluster that another program keeps to itself.
+                ray.init(**quiet, **start)
+            except ValueError:  # one is there, and nothing is to be said of its size
+                ray.init(**quiet)
+        except Exception as error:
+            raise _no_cluster(cluster, error) from error
+
+
+def _knock(address: str) -> None:
+    """Ask whether anybody answers there: Ray would ask for many minutes.
+
+    Raises:
+        OSError: Nobody does.
+        ValueError: It is no address.
+    """
+    parts = urlsplit(address if "://" in address else f"ray://{address}")
+    if not parts.hostname:
+        raise ValueError("it names no host")
+    socket.create_connection((parts.hostname, parts.port or _CLIENT_PORT), _ANSWER).close()
 
 
 def _no_cluster(cluster: str, error: Exception) -> UsageError:
-    named = os.environ.get("RAY_ADDRESS")
-    where = f"--cluster {cluster}" + (f", RAY_ADDRESS={named}" if cluster == "auto" else "")
+    named = os.environ.get("RAY_ADDRESS") if cluster == "auto" else None
+    where = f"--cluster {cluster}" + (f", RAY_ADDRESS={named}" if named else "")
     lines = str(error).strip().splitlines()
     missing = isinstance(error, ImportError) or "ray[client]" in str(error)
     return UsageError(
@@ -133,6 +160,16 @@ class RayWorkers:
         """Make the task that all pieces are."""
         self._name = uuid4().hex
         self._task = self.ray.remote(_piece)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """See `Workers`."""
+        ours = self.settings.processor
+        return tuple(
+            f"worker node {node} computes with {theirs}, this machine with {ours}: last digits may "
+            "differ from those of one machine"
+            for node, theirs in sorted(self.unlike.items())
+        )
 
     def share(self, value: Any, *, lasting: bool = False) -> _Sent:
         """See `Workers`.
@@ -223,6 +260,7 @@ class RayWorkers:
     def _result(self, reference: Any) -> Any:
         errors = self.ray.exceptions
         try:
+            self._wait_for(reference)
             outcome: Outcome = self.ray.get(reference)
         except errors.RayTaskError as error:
             raise _not_ours(error) from error
@@ -235,11 +273,24 @@ class RayWorkers:
             raise value
         return value
 
+    def _wait_for(self, reference: Any) -> None:
+        """Wait for a task as long as there is somebody who can do it.
+
+        Raises:
+            SolveFailed: No node has a CPU.
+        """
+        alone = 0
+        while not self.ray.wait([reference], timeout=_LOOK_AGAIN)[0]:
+            alone = 0 if self._cpus() else alone + 1
+            if alone * _LOOK_AGAIN > _PATIENCE:
+                raise _lost(RuntimeError("no node with a CPU is left"))
+
+    def _cpus(self) -> float:
+        return sum(float(node["Resources"].get("CPU", 0)) for node in self._nodes())
+
     def _most(self) -> int:
         """Pieces that are handed out at a time."""
-        nodes = self._nodes()
-        cpus = sum(node["Resources"].get("CPU", 0) for node in nodes)
-        return max(_AHEAD, ceil(_AHEAD * float(cpus) / self.settings.threads))
+        return max(_AHEAD, ceil(_AHEAD * self._cpus() / self.settings.threads))
 
     def _largest_node(self) -> tuple[int, int]:
         """CPUs and bytes of the largest nodes."""
@@ -270,13 +321,15 @@ _NAMELESS = Label("")
 
 def _piece(order: Order, work: Any, *parts: Any) -> tuple[Outcome, Any]:
     """The task: `do_piece`, and where."""
-    import socket
+    return do_piece(order, _node(), work, parts)
 
+
+def _node() -> str:
+    """Where this worker is, in words."""
     import ray
 
     services: Any = ray.util
-    node = f"{socket.gethostname()} ({services.get_node_ip_address()})"
-    return do_piece(order, node, work, parts)
+    return f"{socket.gethostname()} ({services.get_node_ip_address()})"
 
 
 def _not_ours(error: Any) -> Exception:

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
 from ..fusion.average import Aligned
@@ -22,7 +21,7 @@ from ..fusion.refit import Stress, refit
 from ..fusion.repair import plan_repair
 from ..fusion.selection import Selection
 from ..graph.trace.program import Program
-from ..matching.activations import Activations, Observed, observe
+from ..matching.activations import Activations, Looking, Observed, observe_by, seen_places
 from ..matching.alignment import Alignment
 from ..matching.counterpart import Counterpart
 from ..matching.models import Model
@@ -31,7 +30,7 @@ from ..report.records import RefitRecord, StepRecord
 from ..requests.recipe import Recipe
 from ..running.samples import Samples
 from ..runtime import Runtime
-from .hearing import Hearing, PairJudge, Speaking, all_tensors
+from .hearing import PairJudge, Speaking, all_tensors
 from .parents import Parents
 
 # Inputs that candidates and steps are judged on: more would cost passes and decide nothing.
@@ -306,20 +305,15 @@ def seen_units(
     for model in models or bench.parents.models:
         if model.index not in bench.programs:
             continue
-        hearing = Hearing(bench.judged.count)
         other = bench.parents.counterparts.get(model.index)
         assert other is None or isinstance(other, Counterpart), "a stream has a basis, no units"
-        seen[model.index] = observe(
-            bench.programs[model.index],
-            bench.tensors[model.index],
-            model.graph,
-            samples,
-            device=bench.runtime.device,
-            post=post,
-            seed=seed,
-            before=before,
-            places=None if other is None else other.places,
-            then=hearing.add,
+        program, tensors = bench.programs[model.index], bench.tensors[model.index]
+        everywhere = seen_places(program, model.graph, post=post)
+        places = tuple(everywhere if other is None else other.places)
+        device, count = bench.runtime.device, samples.count
+        look = Looking(program, tensors, model.graph, places, before, count, seed, device)
+        seen[model.index], said = observe_by(
+            look, samples, bench.runtime.workers, hear=bench.judged.count
         )
         if other is not None:
             observed = seen[model.index]
@@ -328,7 +322,8 @@ def seen_units(
                 # There it is what is seen that stands for what the anchor's layer gives.
                 carried[space] = tuple(replace(a, before_NF=None) for a in observed[first])
             seen[model.index] = {**observed, **carried}
-        bench.heard.setdefault(model.index, torch.cat(hearing.logits))
+        assert said is not None
+        bench.heard.setdefault(model.index, said)
     return seen
 
 

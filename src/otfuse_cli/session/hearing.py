@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,32 +18,6 @@ from ..matching.models import Model
 from ..running.execute import Walk, flat_inputs
 from ..running.samples import Samples
 from ..runtime import Here, Workers
-
-
-@dataclass
-class Hearing:
-    """What a network says on the first inputs of those that it is run on.
-
-    Attributes:
-        left: So many of them are still to come.
-        logits: Batch by batch, on the CPU.
-    """
-
-    left: int
-    logits: list[Tensor] = field(default_factory=list)
-
-    def add(self, walk: Walk, batch: Samples) -> None:
-        """Run a pass to its end, if it is one of the first."""
-        count = min(self.left, batch.count)
-        if count:
-            self.logits.append(said(walk, count))
-        self.left -= count
-
-
-def said(walk: Walk, count: int) -> Tensor:
-    """What a network returns on the first `count` samples of a batch, on the CPU."""
-    value = walk.outputs()[0]
-    return value[: len(value) * count // walk.program.batch].cpu()
 
 
 @dataclass(frozen=True)
@@ -63,7 +37,7 @@ class Speaking:
     def __call__(self, batch: Samples) -> Tensor:
         """What it returns on the batch."""
         inputs = flat_inputs(self.program, batch, self.device)
-        return said(Walk(self.program, self.tensors, inputs), batch.count)
+        return Walk(self.program, self.tensors, inputs).said(batch.count)
 
     def on(self, samples: Samples, workers: Workers) -> Tensor:
         """What it returns on all samples, classes last, on the CPU."""

@@ -113,7 +113,7 @@ class Matching:
     ) -> Iterator[Match | DifferentHeads]:
         """Every source's match, in order."""
         workers = runtime.workers
-        work = replace(self, runtime=runtime.inner()) if workers.away else self
+        work = replace(self, runtime=runtime.inner())
         for done, made in enumerate(workers.each(work, items, memory=self.memory), 1):
             if workers.away:
                 runtime.progress("match", done, total)

@@ -403,6 +403,7 @@ class _Fusion:
             *(unlike_widths(parents.anchor, aligned) if bench is None and not self.wide else ()),
             *(warning for match in self.matches for warning in match.warnings),
             *self.remarks,
+            *self.runtime.workers.remarks,
             *(self.better.remarks if self.better is not None else ()),
         )
 
