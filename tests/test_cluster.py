@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -457,20 +458,27 @@ def test_nothing_of_ray_is_loaded_without_the_option(tmp_path: Path) -> None:
 
 # A cluster of two nodes with one core
 
+of_ray = pytest.mark.filterwarnings("ignore")  # sockets and processes of Ray's
+
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Any]:
     """Two nodes of one core, and a third on request; this process is connected to them."""
-    ray = pytest.importorskip("ray", reason="needs the extra ray")
-    cluster_utils = pytest.importorskip("ray.cluster_utils")
-    node = {"num_cpus": 1, "object_store_memory": 200 << 20, "include_dashboard": False}
-    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=node)
-    cluster.more = [cluster.add_node(**node)]
-    cluster.node = node
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray's
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        ray = pytest.importorskip("ray", reason="needs the extra ray")
+        cluster_utils = pytest.importorskip("ray.cluster_utils")
+        node = {"num_cpus": 1, "object_store_memory": 200 << 20, "include_dashboard": False}
+        cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=node)
+        cluster.more = [cluster.add_node(**node)]
+        cluster.node = node
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+        try:
+            yield cluster
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
 
 
 @pytest.fixture
@@ -531,11 +539,13 @@ def far(merged_here: Any, folder: Path) -> None:
     same(*((t, r.replace(output=())) for t, r in (here, there)))
 
 
+@of_ray
 @pytest.mark.slow
 def test_two_workers(two_nodes: Any, merged_here: Any, tmp_path: Path) -> None:
     far(merged_here, tmp_path)
 
 
+@of_ray
 @pytest.mark.slow
 def test_a_node_that_goes(
     two_nodes: Any, merged_here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -546,6 +556,7 @@ def test_a_node_that_goes(
     assert not two_nodes.more
 
 
+@of_ray
 @pytest.mark.slow
 def test_by_way_of_a_client(two_nodes: Any, tmp_path: Path) -> None:
     """`ray://`: this process is no part of the cluster."""
