@@ -166,6 +166,15 @@ def test_plain_averages_and_a_weight_of_zero(nearby: InProcessRay, tmp_path: Pat
         same(one, two)
 
 
+@pytest.mark.usefixtures("kept_graphs")
+def test_prune_fuse(nearby: InProcessRay) -> None:
+    dense = state(randomise(wide()[0], 0))
+    pruned, _ = otfuse_cli.prune(dense, amount=0.4, arch="mlp")
+    here = otfuse_cli.prune_fuse(dense, pruned)
+    same(here, otfuse_cli.prune_fuse(dense, pruned, cluster="auto"))
+    assert nearby.tasks == 2
+
+
 WITH_INPUTS: list[tuple[str, Callable[[], Any], dict[str, Any]]] = [
     ("refit", normed, {"blend": "average"}),
     ("joint", normed, {"blend": "joint"}),

@@ -94,16 +94,6 @@ class MergeRequest(ImproveOptions, WidthOptions, AnchorOptions, UntieOptions, Av
         common=True,
     )
 
-    cluster: str | None = option(
-        None,
-        "--cluster",
-        metavar="auto|ray://HOST:PORT",
-        text="Let a Ray cluster match sources, run networks and average: one that is named, or "
-        "auto, the one of RAY_ADDRESS or of this machine, else one that is started here for the "
-        "command. The result is the same.",
-        said="none",
-    )
-
     @property
     def asks_for_width(self) -> bool:
         """Whether the result is to have widths of its own."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..errors import UsageError
-from ..requests.requests import ImproveOptions, MergeRequest
+from ..requests.requests import ImproveOptions
 from ..runtime import Progress, Runtime, resolve_device
 
 
@@ -17,8 +17,7 @@ def open_workers(options: ImproveOptions, progress: Progress) -> Iterator[Runtim
     Raises:
         UsageError: No such device, no such cluster, or both asked for.
     """
-    cluster = options.cluster if isinstance(options, MergeRequest) else None
-    seed = options.recipe().seed
+    cluster, seed = options.cluster, options.recipe().seed
     if cluster is None:
         yield Runtime(resolve_device(options.device), seed, progress)
         return
