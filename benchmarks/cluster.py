@@ -3,7 +3,7 @@
     python benchmarks/cluster.py [--only mlps|vgg] [--models 8,32,128] [--repeat 3] [--inputs 400]
         [--folder DIR] [--json FILE]
 
-K MLPs (784-400-200-100-10, made up) without inputs, and the VGG pair with inputs (OTFUSE_SHARED):
+K MLPs (784-200-100-10, made up) without inputs, and the VGG pair with inputs (OTFUSE_SHARED):
 wall seconds by stage, the best of several runs, as ratios to the run here; bytes that the command
 sent to the cluster and took from it. One thread each. What must hold, the same tensors, is
 asserted. Both workers are on this machine: whatever else runs there counts twice.
@@ -28,7 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 ROOT = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("OTFUSE_SHARED", ROOT.parent / "shared"))
-WIDTHS = (784, 400, 200, 100, 10)
+WIDTHS = (784, 200, 100, 10)
 STORE = 200 << 20
 
 

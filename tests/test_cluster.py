@@ -25,7 +25,7 @@ from far_away import InProcessRay, RayError, RayTaskError, nearby
 from nets import Mlp, ResNet, randomise, state
 from otfuse_cli.cluster import ray_cluster
 from otfuse_cli.cluster.parcels import pack, unpack
-from otfuse_cli.cluster.piece import Label, Order, do_piece, settings_here
+from otfuse_cli.cluster.piece import Assignment, SharedName, do_piece, settings_here
 from otfuse_cli.cluster.ray_cluster import RayWorkers
 from otfuse_cli.errors import (
     IncompatibleModels,
@@ -38,7 +38,7 @@ from otfuse_cli.report.records import Report
 
 __all__ = ["nearby"]
 
-COUNT = 230  # two full batches, and part of one
+COUNT = 330  # three full batches, and part of one
 
 
 def normed() -> tuple[nn.Module, torch.Tensor]:
@@ -196,6 +196,7 @@ def test_inputs(
     nearby: InProcessRay, build: Callable[[], Any], asked: dict[str, Any], memory: float
 ) -> None:
     """Fits, candidates and calibration; batches that wait, and batches that run anew."""
+    nearby.cpus = 1  # fewer at a time than there are batches
     example = build()[1]
     x = torch.randn(COUNT, *example.shape[1:], generator=torch.Generator().manual_seed(5))
     states = [state(randomise(build()[0], seed)) for seed in (0, 1, 2)]
@@ -270,8 +271,8 @@ def _fail(item: str) -> None:
     raise ZeroDivisionError(item)
 
 
-def order(settings: Any = None) -> Order:
-    return Order(settings or settings_here(), Label(os.urandom(4).hex()), None, False)
+def order(settings: Any = None) -> Assignment:
+    return Assignment(settings or settings_here(), SharedName(os.urandom(4).hex()), None, False)
 
 
 def test_errors_arrive_as_they_were_raised() -> None:

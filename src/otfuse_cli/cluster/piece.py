@@ -33,7 +33,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Label:
+class SharedName:
     """What a worker knows something by that many pieces take.
 
     Attributes:
@@ -46,7 +46,7 @@ class Label:
 
 
 @dataclass(frozen=True)
-class Order:
+class Assignment:
     """What is asked for.
 
     Attributes:
@@ -58,13 +58,13 @@ class Order:
     """
 
     settings: Settings
-    work: Label
-    labels: tuple[Label | None, ...] | None
+    work: SharedName
+    labels: tuple[SharedName | None, ...] | None
     stage: bool
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PieceOutcome:
     """What became of a piece.
 
     Attributes:
@@ -93,8 +93,8 @@ def settings_here(threads: int | None = None) -> Settings:
 
 
 def do_piece(
-    order: Order, node: str, work: Parcel, parts: Sequence[Parcel]
-) -> tuple[Outcome, Parcel | None]:
+    order: Assignment, node: str, work: Parcel, parts: Sequence[Parcel]
+) -> tuple[PieceOutcome, Parcel | None]:
     """Work on one item.
 
     Args:
@@ -122,7 +122,7 @@ def do_piece(
         result, failed = pack(_seen_from(error, node)), True
     except OtfuseError as error:
         result, failed = pack(error), True
-    return Outcome(result, failed, node, here.processor), beside
+    return PieceOutcome(result, failed, node, here.processor), beside
 
 
 @dataclass
@@ -137,7 +137,7 @@ class _Bench:
     works: OrderedDict[str, tuple[Callable[[Any], Any], dict[str, Any]]]
     passing: OrderedDict[str, Any]
 
-    def begin(self, label: Label, work: Parcel) -> tuple[Callable[[Any], Any], dict[str, Any]]:
+    def begin(self, label: SharedName, work: Parcel) -> tuple[Callable[[Any], Any], dict[str, Any]]:
         """Work, unpacked once: files stay open, programs are built once."""
         if label.name not in self.works:
             self.works[label.name] = unpack(work), {}
@@ -146,7 +146,7 @@ class _Bench:
         self.works.move_to_end(label.name)
         return self.works[label.name]
 
-    def shared(self, label: Label, parcel: Parcel, known: dict[str, Any]) -> Any:
+    def shared(self, label: SharedName, parcel: Parcel, known: dict[str, Any]) -> Any:
         """A part that other items have too."""
         held = known if label.lasting else self.passing
         if label.name not in held:
@@ -159,7 +159,7 @@ class _Bench:
 _bench = _Bench(OrderedDict(), OrderedDict())
 
 
-def _item(order: Order, parts: Sequence[Parcel], known: dict[str, Any]) -> Any:
+def _item(order: Assignment, parts: Sequence[Parcel], known: dict[str, Any]) -> Any:
     if order.labels is None:
         return unpack(parts[0])
     values: list[Any] = []

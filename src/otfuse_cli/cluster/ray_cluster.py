@@ -21,7 +21,7 @@ from uuid import uuid4
 from ..errors import SolveFailed, UsageError
 from ..runtime import Workers, cores
 from .parcels import pack, unpack
-from .piece import Label, Order, Outcome, Settings, do_piece, settings_here
+from .piece import Assignment, PieceOutcome, Settings, SharedName, do_piece, settings_here
 
 _EXTRA = "pip install 'otfuse-cli[ray]'"
 # How often a piece is begun again whose worker or node died.
@@ -178,7 +178,7 @@ class RayWorkers:
             TypeError: It can't be sent.
         """
         name = f"{self._name}-{next(self._numbers)}"
-        return _Sent(self.ray.put(pack(value)), Label(name, lasting))
+        return _Sent(self.ray.put(pack(value)), SharedName(name, lasting))
 
     def each(
         self, work: Any, items: Iterable[Any], *, memory: Callable[[Any], int] | None = None
@@ -240,7 +240,7 @@ class RayWorkers:
                 why=f"the largest node offers {most / 2**30:.2f} GiB",
                 fix="use a node with more memory (ray start --memory BYTES), or no --cluster",
             )
-        labels: list[Label | None] = []
+        labels: list[SharedName | None] = []
         parts: list[Any] = []
         for part in item if isinstance(item, tuple) else (item,):
             sent = part if isinstance(part, _Sent) else None
@@ -253,7 +253,7 @@ class RayWorkers:
             max_retries=RETRIES,
             num_returns=2,
         )
-        order = Order(self.settings, work.label or _NAMELESS, known, stage)
+        order = Assignment(self.settings, work.label or _NAMELESS, known, stage)
         result, beside = task.remote(order, work.reference, *parts)
         return result, _Sent(beside) if stage else None
 
@@ -261,7 +261,7 @@ class RayWorkers:
         errors = self.ray.exceptions
         try:
             self._wait_for(reference)
-            outcome: Outcome = self.ray.get(reference)
+            outcome: PieceOutcome = self.ray.get(reference)
         except errors.RayTaskError as error:
             raise _not_ours(error) from error
         except errors.RayError as error:
@@ -312,14 +312,14 @@ class _Sent:
     """
 
     reference: Any
-    label: Label | None = None
+    label: SharedName | None = None
 
 
 _END: Any = object()
-_NAMELESS = Label("")
+_NAMELESS = SharedName("")
 
 
-def _piece(order: Order, work: Any, *parts: Any) -> tuple[Outcome, Any]:
+def _piece(order: Assignment, work: Any, *parts: Any) -> tuple[PieceOutcome, Any]:
     """The task: `do_piece`, and where."""
     return do_piece(order, _node(), work, parts)
 

@@ -29,7 +29,7 @@ def fit_target(fit: Fit, parents: Sequence[Parent], stop: Stop, aim: Aim) -> Ten
     return stop.cut(wanted)
 
 
-def many(counts_P: Tensor | None, wanted_gnO: Tensor) -> Tensor | None:
+def row_counts(counts_P: Tensor | None, wanted_gnO: Tensor) -> Tensor | None:
     """How often each row of a batch counts; None for all once."""
     if counts_P is None:
         return None
@@ -69,7 +69,7 @@ class Counting:
     def __call__(self, stop: Stop, parents: Sequence[Parent]) -> Counted | RawRows:
         """See `Look`."""
         inputs, wanted = self.of(stop, parents)
-        counts_n = many(self.counts_P, wanted)
+        counts_n = row_counts(self.counts_P, wanted)
         if self.prior is None:
             return inputs, wanted, counts_n
         counted = self.prior.counted(inputs, wanted, counts_n)
@@ -109,4 +109,4 @@ class Changing:
         inputs, wanted = self.counting.of(stop, parents)
         zero = 0.0 if minus is None else rows.outputs(stop.cut(-stop.fused[minus]))
         change = target_change(inputs, wanted, zero, self.solution)
-        return prior.changed(inputs, change, many(self.counting.counts_P, wanted))
+        return prior.changed(inputs, change, row_counts(self.counting.counts_P, wanted))

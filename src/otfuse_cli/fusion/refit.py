@@ -27,7 +27,7 @@ from .layer_looks import (
     RawRows,
     Shape,
     fit_target,
-    many,
+    row_counts,
 )
 from .lockstep import Lockstep, Parent, Tensors
 from .output_ridge import OutputRidge, affordable
@@ -249,7 +249,7 @@ class _System:
     def add(self, values: Tensor, target: Tensor) -> None:
         """Count what the layer reads in one batch, and what it should give."""
         wanted = self.rows.outputs(target)
-        self.sums.add(self.rows.inputs(values), wanted, many(self.counts_P, wanted))
+        self.sums.add(self.rows.inputs(values), wanted, row_counts(self.counts_P, wanted))
 
     def counting(self, aim: Aim) -> Counting:
         """The same as a look at a batch, whose rows are then taken."""

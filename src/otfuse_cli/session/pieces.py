@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import torch
@@ -91,6 +91,7 @@ class Matching:
     anchor: Model
     recipe: Recipe
     runtime: Runtime
+    _known: dict[tuple[int, ...], int] = field(default_factory=dict, init=False, repr=False)
 
     def __call__(self, item: Judged) -> Match | DifferentHeads:
         """The match of one source."""
@@ -106,7 +107,10 @@ class Matching:
         if self.recipe.align == "none":
             return 0
         held = 0 if judge is None else 2 * _stored_bytes(self.anchor)
-        return matching_memory(source, self.anchor, self.recipe).total + held
+        sizes = tuple(source.graph.sizes.values())
+        if sizes not in self._known:  # many have the same widths
+            self._known[sizes] = matching_memory(source, self.anchor, self.recipe).total
+        return self._known[sizes] + held
 
     def each(
         self, items: Iterator[Judged], runtime: Runtime, total: int

@@ -18,7 +18,7 @@ from .emit import label_values
 from .from_module import functional
 from .network_outputs import checked_outputs
 from .propagate import first_names, propagate
-from .rebuilt import Operation, nodes_of, operations
+from .rebuilt import Operation, nodes_of, plain_operations
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -55,7 +55,7 @@ class Program:
     def __reduce__(self) -> tuple[Any, ...]:
         """In another process its operations are made again; constants go along."""
         rest = {item.name: getattr(self, item.name) for item in fields(self)[1:]}
-        return _made_again, (operations(self.nodes), rest)
+        return _made_again, (plain_operations(self.nodes), rest)
 
     @cached_property
     def position(self) -> dict[str, int]:

@@ -45,7 +45,7 @@ class _Result:
     name: str
 
 
-def operations(nodes: Sequence[Node]) -> tuple[Operation, ...]:
+def plain_operations(nodes: Sequence[Node]) -> tuple[Operation, ...]:
     """Nodes of one graph as plain values, in their order."""
     plain: list[Operation] = []
     for node in nodes:
