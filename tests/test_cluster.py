@@ -35,6 +35,7 @@ from otfuse_cli.errors import (
     UsageError,
 )
 from otfuse_cli.report.records import Report
+from otfuse_cli.session import pieces
 
 __all__ = ["nearby"]
 
@@ -136,6 +137,20 @@ def test_many_models(nearby: InProcessRay, tmp_path: Path, suffix: str) -> None:
     assert nearby.tasks == 5 + 4 + 1
     digests = [record.sha256 for record in here[1].inputs]
     assert None not in digests
+
+
+def _told(item: tuple[Any, Any]) -> tuple[frozenset[str], tuple[str, ...]]:
+    return frozenset(item[1]), ("f" * 64,)
+
+
+def test_what_workers_have_read_is_not_read_here(
+    nearby: InProcessRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Digests are theirs, and they have looked for NaN."""
+    paths = files(tmp_path, 3)
+    monkeypatch.setattr(pieces, "_survey", _told)
+    _, report = otfuse_cli.merge(*paths, cluster="auto")
+    assert {record.sha256 for record in report.inputs} == {"f" * 64}
 
 
 def test_written_files_have_the_same_bytes(nearby: InProcessRay, tmp_path: Path, cli: Cli) -> None:
