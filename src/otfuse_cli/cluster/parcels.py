@@ -74,8 +74,6 @@ class _Pickler(pickle.Pickler):
         """How a value of one of these kinds is made again; NotImplemented for any other."""
         kind = type(value)
         if kind is self._torch.Tensor or kind is self._torch.nn.Parameter:
-            if value.is_meta:
-                return _blank, (tuple(value.shape), value.stride(), value.dtype)
             return self._tensor(value.detach())
         if kind is MappingProxyType:
             return _read_only, (dict(value),)
@@ -136,12 +134,6 @@ def _tensor_of(
 
     tensor = torch.empty(0, dtype=dtype)
     return tensor.set_(memory.bytes.untyped_storage(), offset, shape, stride)
-
-
-def _blank(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    import torch
-
-    return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
 
 
 def _read_only(value: dict[Any, Any]) -> MappingProxyType[Any, Any]:

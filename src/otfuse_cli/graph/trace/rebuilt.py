@@ -1,7 +1,6 @@
 """Operations of a program as plain values, and made of those again: for another process.
 
-What only tracing reads of them is left behind: where in the code they come from, of their results
-all but the shapes.
+What only tracing reads of them is left behind: their results' shapes, where in the code they are.
 """
 
 from __future__ import annotations
@@ -10,11 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate, map_arg
-from torch.utils import _pytree as pytree
 
 
 @dataclass(frozen=True)
@@ -27,7 +23,6 @@ class Operation:
         target: What is called, or the name of what is there.
         args: Of the call.
         kwargs: Of the call.
-        value: The result without its numbers; None where that isn't known.
     """
 
     op: str
@@ -35,7 +30,6 @@ class Operation:
     target: Any
     args: Any
     kwargs: Any
-    value: Any
 
 
 @dataclass(frozen=True)
@@ -51,9 +45,7 @@ def plain_operations(nodes: Sequence[Node]) -> tuple[Operation, ...]:
     for node in nodes:
         args: Any = map_arg(node.args, _named)
         kwargs: Any = map_arg(node.kwargs, _named)
-        value = pytree.tree_map(_blank, node.meta.get("val"))
-        target = node.target
-        plain.append(Operation(node.op, node.name, target, args, dict(kwargs), value))
+        plain.append(Operation(node.op, node.name, node.target, args, dict(kwargs)))
     return tuple(plain)
 
 
@@ -68,18 +60,9 @@ def nodes_of(plain: Sequence[Operation]) -> tuple[Node, ...]:
         args, kwargs = (map_aggregate(part, node_of) for part in (operation.args, operation.kwargs))
         node = graph.create_node(operation.op, operation.target, args, kwargs, operation.name)
         node.name = operation.name  # what the graph would call it may have a number behind it
-        if operation.value is not None:
-            node.meta["val"] = operation.value
         made[operation.name] = node
     return tuple(graph.nodes)
 
 
 def _named(node: Node) -> Any:
     return _Result(node.name)
-
-
-def _blank(value: Any) -> Any:
-    """A result without its numbers."""
-    if not isinstance(value, Tensor):
-        return None
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
