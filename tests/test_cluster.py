@@ -23,7 +23,7 @@ from torch import nn
 import otfuse_cli
 from conftest import ROOT, Cli
 from far_away import InProcessRay, RayError, RayTaskError, nearby
-from nets import Mlp, ResNet, randomise, state
+from nets import Mlp, ResNet, randomise, state, zoo
 from otfuse_cli.cluster import ray_cluster
 from otfuse_cli.cluster.parcels import pack, unpack
 from otfuse_cli.cluster.piece import Assignment, SharedName, do_piece, settings_here
@@ -35,7 +35,11 @@ from otfuse_cli.errors import (
     UnreadableInput,
     UsageError,
 )
+from otfuse_cli.graph.trace.from_module import export
+from otfuse_cli.graph.trace.program import labelled_program
 from otfuse_cli.report.records import Report
+from otfuse_cli.running.execute import Walk, flat_inputs
+from otfuse_cli.running.samples import Samples
 from otfuse_cli.session import pieces
 
 __all__ = ["nearby"]
@@ -120,6 +124,22 @@ def test_what_is_no_tensor_arrives_too() -> None:
     assert unpack(pack(sent)) == sent
     with pytest.raises(TypeError):
         pack(lambda: None)
+
+
+@pytest.mark.quick_cases("resnet-basic-bn")
+@pytest.mark.parametrize("name", list(zoo()))
+def test_a_program_runs_as_it_did(name: str) -> None:
+    net, shape = zoo()[name]
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    program = labelled_program(export(net.eval(), (x,)), batch=len(x))
+    again = unpack(pack(program))
+    for node, made in zip(program.nodes, again.nodes, strict=True):
+        assert (made.name, list(map(str, made.users))) == (node.name, list(map(str, node.users)))
+    said = []
+    for runs in (program, again):
+        walk = Walk(runs, state(net), flat_inputs(runs, Samples((x,)), "cpu"))
+        said.append(walk.said(len(x)))
+    assert torch.equal(*said)
 
 
 # The same bytes
