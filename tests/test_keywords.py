@@ -114,6 +114,7 @@ CASES = {
     "passes": NUMBER,
     "iterate": NUMBER,
     "seed": NUMBER,
+    "cluster": choice("auto"),
     "device": ("cpu", ["cpu", torch.device("cpu")]),
     "dtype": ("float16", ["float16", torch.float16, np.float16, np.dtype("float16")]),
     "shard_size": ("1000", [1000, np.int64(1000), "1000"]),
