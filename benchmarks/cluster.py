@@ -1,12 +1,14 @@
 """`merge --cluster` with one and two workers of one core, against the same merge here.
 
     python benchmarks/cluster.py [--only mlps|vgg] [--models 8,32,128] [--repeat 3] [--inputs 400]
-        [--folder DIR] [--json FILE]
+        [--cpu] [--folder DIR] [--json FILE]
 
 K MLPs (784-200-100-10, made up) without inputs, and the VGG pair with inputs (OTFUSE_SHARED):
 wall seconds by stage, the best of several runs, as ratios to the run here; bytes that the command
 sent to the cluster and took from it. One thread each. What must hold, the same tensors, is
-asserted. Both workers are on this machine: whatever else runs there counts twice.
+asserted. Both workers are on this machine, so that whatever else runs there counts twice. Where
+others use it `--cpu` tells more: CPU seconds of the merge here, of the pieces, and of the command
+beside them, without Ray, but with all packing and unpacking.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -55,6 +58,7 @@ def main() -> None:
     parser.add_argument("--models", default="8,32,128", help="numbers of MLPs (8,32,128)")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each; the best counts (3)")
     parser.add_argument("--inputs", type=int, default=400, help="of the VGG pair (400)")
+    parser.add_argument("--cpu", action="store_true", help="count CPU seconds, without Ray")
     parser.add_argument("--folder", type=Path, help="where MLPs are written (a temporary one)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
     given = parser.parse_args()
@@ -69,6 +73,9 @@ def main() -> None:
                 cases[f"{count} MLPs"] = (mlps(folder, count), {})
         if given.only != "mlps":
             cases[f"VGG pair, {given.inputs} inputs"] = vgg_pair(given.inputs)
+        if given.cpu:
+            count_seconds(cases)
+            return
         taken = measure(cases, given.repeat, mlps(folder, 4))
     show(taken)
     if given.json:
@@ -136,6 +143,54 @@ def measure(
         ray.shutdown()
         cluster.shutdown()
     return taken
+
+
+def count_seconds(cases: Mapping[str, tuple[Sequence[Path], dict[str, Any]]]) -> None:
+    """CPU seconds of this process: merging here, and as a cluster and its command, in turn."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from far_away import InProcessRay
+    from otfuse_cli.cluster import ray_cluster
+
+    do_piece, spent = ray_cluster.do_piece, 0.0
+
+    def timed_piece(*args: Any) -> Any:
+        nonlocal spent
+        begun = time.process_time()
+        try:
+            return do_piece(*args)
+        finally:
+            spent += time.process_time() - begun
+
+    ray = InProcessRay()
+
+    @contextmanager
+    def workers_of(cluster: str) -> Iterator[ray_cluster.RayWorkers]:
+        yield ray_cluster.RayWorkers(ray, ray_cluster.settings_here())
+
+    for name, value in (
+        ("do_piece", timed_piece),
+        ("workers_of", workers_of),
+        ("_node", lambda: "here"),
+    ):
+        setattr(ray_cluster, name, value)
+    print("| merge | here, s | pieces, s | command, s | pieces | sent, MB | received, MB |")
+    print("|---|---|---|---|---|---|---|")
+    for case, (paths, how) in cases.items():
+        merge(paths[:2], {**how, "num_samples": 60} if how else how)  # what is made once
+        begun = time.process_time()
+        here = merge(paths, how)[0]
+        alone = time.process_time() - begun
+        before, spent = ray.tasks, 0.0
+        with Counted() as counted:
+            begun = time.process_time()
+            there = merge(paths, how, cluster="auto")[0]
+            both = time.process_time() - begun
+        require_same(here, there)
+        print(
+            f"| {case} | {alone:.1f} | {spent:.1f} | {both - spent:.1f} | {ray.tasks - before} | "
+            f"{counted.sent / 1e6:.1f} | {counted.received / 1e6:.1f} |",
+            flush=True,
+        )
 
 
 def merge(paths: Sequence[Path], how: Mapping[str, Any], **more: Any) -> Any:

@@ -459,6 +459,7 @@ def test_without_ray(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     ("more", "said"),
     [
         (("--cluster", "somewhere"), "no name of a cluster"),
+        (("--cluster", ""), "no name of a cluster"),
         (("--cluster", "auto", "--device", "cuda"), "a cluster computes on CPUs"),
     ],
 )

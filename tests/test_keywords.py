@@ -230,7 +230,7 @@ def wrong_for(name, plain):
         if (
             isinstance(wrong, str)
             and not wrong
-            and name in ("anchor", "device", "skip", "only", "synthetic_kind")
+            and name in ("anchor", "cluster", "device", "skip", "only", "synthetic_kind")
         ):
             continue
         yield wrong
