@@ -24,6 +24,10 @@ class RayTaskError(RayError):
         self.cause = cause
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(eq=False)
 class Reference:
     """A value, or the error in its place, that is there once it is waited for."""
@@ -35,6 +39,7 @@ class Reference:
     def get(self) -> Any:
         if not self.made:
             self.value, self.made = self.make(), True
+            self.make = _nothing  # what it was made of is not held any longer
         return self.value
 
 
