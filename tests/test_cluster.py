@@ -639,6 +639,7 @@ def _wait_for_port(port: int) -> None:
     raise TimeoutError(port)
 
 
+@of_ray
 @pytest.mark.slow
 def test_ctrl_c(tmp_path: Path) -> None:
     """On a cluster that the command itself has started: all of it is gone, nothing is written."""
