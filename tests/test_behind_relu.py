@@ -247,7 +247,7 @@ def net():
 def test_a_layer_that_feeds_a_sum_is_cut_off_where_the_sum_is(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "otfuse_cli.fusion.refit.target_change",
+        "otfuse_cli.fusion.layer_looks.target_change",
         lambda inputs, target, zero, fit: (
             seen.append((inputs, zero)),
             target_change(inputs, target, zero, fit),

@@ -27,7 +27,7 @@ LEVELS = [
     {"transport"},
     {"checkpoint"},
     {"requests", "report"},
-    {"remote"},
+    {"remote", "cluster"},
     {"errors", "runtime", "output_names"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
@@ -156,6 +156,16 @@ def test_only_the_store_knows_fsspec():
 def test_only_the_strategy_knows_flower():
     assert importers("flwr") == {f"{NAME}.flower"}
     assert importers(f"{NAME}.flower") == set()
+
+
+def test_only_the_cluster_knows_ray():
+    assert importers("ray") == {f"{NAME}.cluster.ray_cluster"}
+
+
+def test_only_what_opens_workers_knows_the_cluster():
+    """So that nothing of Ray, nor of ours for it, is loaded before it is asked for."""
+    far = {f"{NAME}.session.far_workers"}
+    assert importers(f"{NAME}.cluster.ray_cluster") == far
 
 
 def test_only_specs_and_weights_are_yaml():

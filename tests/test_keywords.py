@@ -114,6 +114,7 @@ CASES = {
     "passes": NUMBER,
     "iterate": NUMBER,
     "seed": NUMBER,
+    "cluster": choice("auto"),
     "device": ("cpu", ["cpu", torch.device("cpu")]),
     "dtype": ("float16", ["float16", torch.float16, np.float16, np.dtype("float16")]),
     "shard_size": ("1000", [1000, np.int64(1000), "1000"]),
@@ -229,7 +230,7 @@ def wrong_for(name, plain):
         if (
             isinstance(wrong, str)
             and not wrong
-            and name in ("anchor", "device", "skip", "only", "synthetic_kind")
+            and name in ("anchor", "cluster", "device", "skip", "only", "synthetic_kind")
         ):
             continue
         yield wrong

@@ -12,7 +12,7 @@ import otfuse_cli
 from kept_traces import kept_graphs, kept_programs
 from nets import Mlp, randomise, state
 from otfuse_cli.fusion.lockstep import Lockstep, Parent
-from otfuse_cli.fusion.target import MeanTarget
+from otfuse_cli.fusion.target import mean_target
 from otfuse_cli.graph.analysis.fit_targets import fits
 from otfuse_cli.graph.trace import from_module
 from otfuse_cli.graph.trace.program import labelled_program
@@ -78,8 +78,7 @@ def targets(name, source, anchor, map: Map, shares=None, weights=(0.7, 0.3)):
         both, both[0].program, dict(both[0].tensors), Samples((x,)), device="cpu",
         keep=frozenset([fit.target]), most_bytes=1 << 30,
     )  # fmt: skip
-    aim = MeanTarget(lockstep)
-    aim.watch(fit.target, fit.layer.node)
+    aim = mean_target(lockstep, fit.target, fit.layer.node)
     (stop,) = lockstep.stops([fit.target], fit.layer.node)
     own, other = (walk[fit.target] for walk in stop.parents)
     axis = own.dim() - 1 if name in ("linear", "words") else 1

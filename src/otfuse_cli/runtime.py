@@ -10,7 +10,7 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -46,13 +46,82 @@ def silent(stage: str, done: int, total: int) -> None:
     """A `Progress` that says nothing."""
 
 
+class Workers(Protocol):
+    """Who runs pieces of work that don't depend on one another.
+
+    Whoever they are, a piece is the same arithmetic, and results come in the order of the items:
+    sums of them have the same bits.
+
+    Attributes:
+        away: Whether pieces leave this process: then work, items and results are sent.
+    """
+
+    away: bool
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What readers of results should know of who worked on them."""
+
+    def share(self, value: Any, *, lasting: bool = False) -> Any:
+        """What stands for a value as work, or inside items that are tuples: it is sent once.
+
+        `lasting`: items will hold it for as long as the work that takes them goes on.
+        """
+
+    def each(
+        self, work: Any, items: Iterable[Any], *, memory: Callable[[Any], int] | None = None
+    ) -> Iterator[Any]:
+        """What `work` makes of every item, in order.
+
+        Args:
+            work: A function of an item alone, or what `share` gave for one.
+            items: Taken as there is somebody to work on them.
+            memory: Bytes that one takes beside the program; None for few.
+
+        Raises:
+            OtfuseError: Of the first item that has one.
+        """
+
+    def stages(
+        self, work: Any, items: Iterable[Any], *, memory: Callable[[Any], int] | None = None
+    ) -> Iterator[tuple[Any, Any]]:
+        """The same for work that makes two things: a result, and what another item will hold.
+
+        That one stays where it was made, and something stands for it as for what is shared.
+        """
+
+
+class Here:
+    """This process: one item after another, when it is asked for."""
+
+    away = False
+    remarks = ()
+
+    def share(self, value: Any, *, lasting: bool = False) -> Any:
+        """The value."""
+        return value
+
+    def each(
+        self, work: Any, items: Iterable[Any], *, memory: Callable[[Any], int] | None = None
+    ) -> Iterator[Any]:
+        """See `Workers`."""
+        return map(work, items)
+
+    stages = each
+
+
 @dataclass(frozen=True)
 class Runtime:
-    """Where and how numerics run: a torch device string, a seed, a progress sink."""
+    """Where and how numerics run: a torch device string, a seed, a progress sink, workers."""
 
     device: str = "cpu"
     seed: int = 0
     progress: Progress = silent
+    workers: Workers = field(default_factory=Here)
+
+    def inner(self) -> Runtime:
+        """That of a piece of work; in another process it says nothing, and has no workers."""
+        return Runtime(self.device, self.seed) if self.workers.away else self
 
     def generator(self, salt: int = 0) -> torch.Generator:
         """A fresh CPU generator; equal seeds and salts give equal streams."""
@@ -210,6 +279,21 @@ def use_threads(most: int) -> None:
 
     torch.set_num_threads(most)
     _threads.most = most
+
+
+def work_for_others(threads: int) -> None:
+    """Make this process a worker's: as many threads as its master computes with, memory as ours.
+
+    Torch may be loaded already; what it splits work into decides the last bits of sums.
+    """
+    import torch
+
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    _threads.most = threads
+    if not _memory.ours:
+        collect_rarely()
+        return_freed_memory()
 
 
 def cores() -> int:

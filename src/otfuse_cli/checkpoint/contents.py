@@ -57,6 +57,10 @@ class Contents:
     disk: Disk | None = None
     place: Callable[[str, TensorRef], Extent] | None = field(default=None, repr=False)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process its tensors can be read, once they were located, and no more."""
+        return Contents, (None, self.form, self.disk)
+
     def locate(self, name: str, leaf: Any) -> Any:
         """A leaf with its place in the file; anything else as it is.
 

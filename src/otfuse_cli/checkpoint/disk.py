@@ -6,12 +6,16 @@ No file formats here.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import stat
 import threading
+import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO, Any
 
 import torch
 
@@ -21,6 +25,7 @@ from .digest import Trail
 _HASH_CHUNK = 1 << 22  # bytes: large enough that reading, not Python, takes the time
 _HASH_GAP = 1 << 20  # between tensors: headers of archives, padding
 _READ_CHUNK = 1 << 30  # Linux returns at most 2 GiB - 4 KiB per call
+_MARK_BYTES = 1 << 12  # at either end: headers, and weights
 _MAX_AXES = 64  # torch has no more
 _EXPANDED_LIMIT = 1 << 30  # bytes that even a tiny file may ask for
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
@@ -186,12 +191,36 @@ class Disk:
                 self._sha256 = trail.hexdigest()
             return self._sha256
 
+    def digests(self) -> tuple[str, ...]:
+        """SHA-256 of every file."""
+        return (self.sha256(),)
+
+    def take_digests(self, digests: Iterator[str]) -> None:
+        """Take over what `digests` gave where somebody else read all of it."""
+        with self._lock:
+            self._sha256 = next(digests)
+
+    def mark(self) -> tuple[Any, ...]:
+        """What tells this file from others of its name: its size, and what is at its ends."""
+        ends = self.read_bytes(0, _MARK_BYTES)
+        ends += self.read_bytes(max(0, self.size - _MARK_BYTES), _MARK_BYTES)
+        return self.size, hashlib.sha256(ends).hexdigest()
+
     def require_unchanged(self) -> None:
         """Nothing to ask: an open file stays what it is, whatever takes its name."""
 
     def close(self) -> None:
         """Close the file; closing twice is fine."""
         self.file.close()
+
+    def open_files(self) -> tuple[IO[bytes] | io.RawIOBase, ...]:
+        """What `close` closes."""
+        return (self.file,)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process it is opened again, by its path."""
+        path = self.path if self.path.is_absolute() else self.path.absolute()
+        return _opened_again, (type(self), path, self.label, self.mark())
 
     def _refuse_bomb(self, block: Extent) -> None:
         size = block.numel * block.dtype.itemsize
@@ -202,6 +231,27 @@ class Disk:
                 why=f"shape {list(block.shape)} needs {size} bytes from a file of {self.size}",
                 fix="save the tensor without expand()",
             )
+
+
+def _opened_again(kind: type[Disk], path: Path, label: str, mark: tuple[Any, ...]) -> Disk:
+    """The file in another process, perhaps on another machine.
+
+    Raises:
+        UnreadableInput: It isn't there, or another one is.
+    """
+    disk = kind(path, str(path))
+    if disk.mark() != mark:
+        disk.close()
+        raise UnreadableInput(
+            "another file than the one that was opened",
+            where=str(path),
+            why="its size or its contents differ",
+            fix="every node has to see the same files under one path, which nobody changes",
+        )
+    disk.label = label
+    for file in disk.open_files():  # whoever it was sent to has nothing to close
+        weakref.finalize(disk, file.close)
+    return disk
 
 
 def _open_regular(path: Path, label: str) -> io.FileIO:

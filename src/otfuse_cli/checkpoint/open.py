@@ -104,6 +104,16 @@ class Checkpoint:
         """SHA-256 of the file (of a folder: see `Volume`), computed once; `None` in memory."""
         return None if self._disk is None else self._disk.sha256()
 
+    def survey(self) -> tuple[frozenset[str], tuple[str, ...]]:
+        """What reading all of it has told: names of finite tensors, digests of its files."""
+        return frozenset(self.finite), () if self._disk is None else self._disk.digests()
+
+    def take_survey(self, finite: frozenset[str], digests: tuple[str, ...]) -> None:
+        """Take over what `survey` gave in another process, which has read the same files."""
+        self.finite |= finite
+        if self._disk is not None:
+            self._disk.take_digests(iter(digests))
+
     def record(self, *, digest: bool = True, known: str | None = None) -> FileRecord:
         """The checkpoint as it stands in a report.
 

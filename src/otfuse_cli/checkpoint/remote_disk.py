@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from ..errors import UnreadableInput
 from ..remote.kept_blocks import KeptBlocks, kept_folder
@@ -83,6 +83,10 @@ class RemoteDisk(Disk):
         self.require_unchanged()
         return digest
 
+    def mark(self) -> tuple[Any, ...]:
+        """See `Disk`: the version that its store tells, or the ends where it tells none."""
+        return (self.size, *self._version) if self._version else super().mark()
+
     def require_unchanged(self) -> None:
         """Require that the file is the one that was opened.
 
@@ -102,6 +106,10 @@ class RemoteDisk(Disk):
         """Drop what was copied; closing twice is fine."""
         if self._whole is not None:
             self._whole.close()
+
+    def open_files(self) -> tuple[IO[bytes], ...]:
+        """See `Disk`."""
+        return () if self._whole is None else (self._whole,)
 
     def _read_at(self, buffer: memoryview, start: int) -> int:
         if self._whole is not None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import io
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UnreadableInput
 from .disk import Disk
@@ -53,6 +53,19 @@ class Volume(Disk):
         parts = sorted(self.parts, key=lambda part: part.path.name)
         lines = "".join(f"{part.sha256()}  {part.path.name}\n" for part in parts)
         return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()
+
+    def digests(self) -> tuple[str, ...]:
+        """See `Disk`: of every part."""
+        return tuple(digest for part in self.parts for digest in part.digests())
+
+    def take_digests(self, digests: Iterator[str]) -> None:
+        """See `Disk`: every part takes its own."""
+        for part in self.parts:
+            part.take_digests(digests)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """See `Disk`: every part is opened again."""
+        return type(self), (self.path, self.label, self.parts)
 
     def require_unchanged(self) -> None:
         """See `Disk`: every part."""

@@ -20,7 +20,8 @@ from ..graph.trace.program import Program
 from ..matching.apply import transport_value
 from ..running.samples import Samples
 from ..runtime import Runtime
-from .lockstep import Lockstep, Parent
+from .far_lockstep import open_lockstep
+from .lockstep import Parent, Stop
 from .patches import along_outputs
 
 _SMALL = 1e-12  # a deviation of a unit that says the same on every input: it has no scale
@@ -43,12 +44,12 @@ def re_estimate(
             plan.append(fit.norm)
     # In execution order: each norm is given what the corrected ones before it make.
     plan.sort(key=lambda norm: program.position[norm.node])
-    lockstep = Lockstep((), program, fused, samples, device=runtime.device, most_bytes=most_bytes)
+    lockstep = open_lockstep((), program, fused, samples, runtime=runtime, most_bytes=most_bytes)
     for at, norm in enumerate(plan):
         runtime.progress("calibrate", at, len(plan))
         moments = _Moments()
-        for stop in lockstep.stops((), norm.node):
-            moments.add(_rows(lockstep.cut(stop.fused[norm.input], stop), 1))
+        for seen in lockstep.each(_Given(norm.input), (), norm.node):
+            moments.merge(seen)
         for part, value in (("running_mean", moments.mean), ("running_var", moments.variance)):
             name = norm.tensors[part]
             fused[name] = value.to(fused[name])
@@ -85,8 +86,8 @@ def rescale(
             plan.append(fit)
     plan.sort(key=lambda fit: program.position[_value(fit)])
     keep = frozenset(_value(fit) for fit in plan)
-    lockstep = Lockstep(
-        parents, program, fused, samples, device=runtime.device, keep=keep, most_bytes=most_bytes
+    lockstep = open_lockstep(
+        parents, program, fused, samples, runtime=runtime, keep=keep, most_bytes=most_bytes
     )
     for at, fit in enumerate(plan):
         runtime.progress("calibrate", at, len(plan))
@@ -94,10 +95,11 @@ def rescale(
         fused_moments = _Moments()
         parent_moments = [_Moments() for _ in parents]
         first = fit.norm.node if isinstance(fit, NormFit) else fit.layer.node
-        for stop in lockstep.stops([value_name], first):
-            fused_moments.add(_rows(lockstep.cut(stop.fused.to(value_name), stop), _channel(fit)))
-            for moments, walk in zip(parent_moments, stop.parents, strict=True):
-                moments.add(_rows(lockstep.cut(walk[value_name], stop), _channel(fit)))
+        look = _Made(value_name, _channel(fit))
+        for of_fused, of_parents in lockstep.each(look, [value_name], first):
+            fused_moments.merge(of_fused)
+            for moments, seen in zip(parent_moments, of_parents, strict=True):
+                moments.merge(seen)
         goal = _goal(parents, parent_moments, value_name, _channel(fit))
         gain, shift = _correct(fit, fused, fused_moments, *goal)
         lockstep.adjust(value_name, gain, shift, channel=_channel(fit))
@@ -118,6 +120,12 @@ class _Moments:
         self.total = self.total + rows.sum(0)
         self.square = self.square + rows.square().sum(0)
 
+    def merge(self, later: _Moments) -> None:
+        """Take in those of a later batch."""
+        self.count += later.count
+        self.total = self.total + later.total
+        self.square = self.square + later.square
+
     @property
     def mean(self) -> Tensor:
         return torch.as_tensor(self.total / self.count)
@@ -125,6 +133,37 @@ class _Moments:
     @property
     def variance(self) -> Tensor:
         return (torch.as_tensor(self.square / self.count) - self.mean.square()).clamp(min=0)
+
+
+def _moments(value: Tensor, channel: int) -> _Moments:
+    moments = _Moments()
+    moments.add(_rows(value, channel))
+    return moments
+
+
+@dataclass(frozen=True)
+class _Given:
+    """Moments of what a norm of the fused network is given, in one batch."""
+
+    name: str
+
+    def __call__(self, stop: Stop, parents: Sequence[Parent]) -> _Moments:
+        """See `lockstep.Look`."""
+        return _moments(stop.cut(stop.fused[self.name]), 1)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """Moments of what all networks make somewhere, the fused one first, in one batch."""
+
+    name: str
+    channel: int
+
+    def __call__(self, stop: Stop, parents: Sequence[Parent]) -> tuple[_Moments, list[_Moments]]:
+        """See `lockstep.Look`."""
+        of_fused = _moments(stop.cut(stop.fused.to(self.name)), self.channel)
+        own = [_moments(stop.cut(walk[self.name]), self.channel) for walk in stop.parents]
+        return of_fused, own
 
 
 def _value(fit: Fit | NormFit) -> str:

@@ -91,6 +91,10 @@ class Fused:
         row_average = self._by_rows(name)
         return None if row_average is None else row_average.blocks(dtype)
 
+    def can_be_sent(self, name: str) -> bool:
+        """Whether a tensor is made of files alone, so that another process can make it."""
+        return name not in self.better and not (self.better and name in self._derived)
+
     def _recomputed(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         """A tensor that is a function of a fused one: of that as it is stored.
 

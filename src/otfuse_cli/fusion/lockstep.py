@@ -6,8 +6,9 @@ whole refit costs one pass. Otherwise each layer is reached anew, batch by batch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from ..running.execute import Walk, flat_inputs
 from ..running.samples import Samples
 
 Tensors = Mapping[str, Tensor]
+Seen = TypeVar("Seen")
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,48 @@ class Stop:
     fused: Walk
     count: int
 
+    def cut(self, value: Tensor) -> Tensor:
+        """Without the samples that only fill up the last batch."""
+        return value[: len(value) * self.count // self.fused.program.batch]
+
+    def advance(self, parents: Sequence[Parent], targets: Sequence[str], layer: str) -> None:
+        """Run the parents up to `targets`, the fused network to where it stands before `layer`."""
+        for parent, walk in zip(parents, self.parents, strict=True):
+            for name in parent.own_values(targets):
+                walk.to(name)
+        self.fused.before(layer)
+
+    def bytes(self) -> int:
+        """Memory of the values that wait."""
+        return sum(walk.live_bytes() for walk in (*self.parents, self.fused))
+
+    def release(self, parents: Sequence[Parent], targets: Iterable[str]) -> None:
+        """Let go of values of the parents that nobody asks for after these of the anchor."""
+        for parent, walk in zip(parents, self.parents, strict=True):
+            for name in parent.done_with(targets):
+                walk.release(name)
+
+    def adjust(self, name: str, gain: Tensor, shift: Tensor, *, channel: int) -> None:
+        """Scale and shift a value of the fused network, by channel."""
+        value = self.fused[name]
+        shape = [1] * value.dim()
+        shape[channel] = -1
+        factor, term = (t.to(value).view(shape) for t in (gain, shift))
+        self.fused.replace(name, value * factor + term)
+
+
+# What is seen of a batch, where all networks wait; a function of it and of the parents alone.
+Look = Callable[[Stop, Sequence[Parent]], Seen]
+
 
 class Lockstep:
-    """All batches of all networks."""
+    """All batches of all networks.
+
+    Attributes:
+        away: Whether looks are taken in other processes.
+    """
+
+    away = False
 
     def __init__(
         self,
@@ -127,21 +168,33 @@ class Lockstep:
                 return
             seen += self._batches[at].count
             stop = self._standing.pop(at, None) or self._start(at, frozenset(targets))
-            for parent, walk in zip(self.parents, stop.parents, strict=True):
-                for name in parent.own_values(targets):
-                    walk.to(name)
-            stop.fused.before(layer)
+            stop.advance(self.parents, targets, layer)
             # Every batch holds about as much; what is too much for all is given up at once.
-            if self._hold and self.batches * _bytes(stop) > self.most_bytes:
+            if self._hold and self.batches * stop.bytes() > self.most_bytes:
                 self._hold = False
                 self._standing.clear()
             yield stop
             if self._hold:
                 if not again:
-                    for parent, walk in zip(self.parents, stop.parents, strict=True):
-                        for name in parent.done_with(targets):
-                            walk.release(name)
+                    stop.release(self.parents, targets)
                 self._standing[at] = stop
+
+    def each(
+        self,
+        look: Look[Seen],
+        targets: Sequence[str],
+        layer: str,
+        *,
+        again: bool = False,
+        most: int | None = None,
+        memory: int = 0,
+    ) -> Iterator[Seen]:
+        """What a look at every batch gives, in order; otherwise as `stops`.
+
+        `memory`: bytes that a look takes beside what waits.
+        """
+        for stop in self.stops(targets, layer, again=again, most=most):
+            yield look(stop, self.parents)
 
     def release(self, targets: Sequence[str]) -> None:
         """Let go of values that were to be asked for `again`, and are not."""
@@ -150,29 +203,31 @@ class Lockstep:
                 for name in targets:
                     walk.release(name)
 
-    def cut(self, value: Tensor, stop: Stop) -> Tensor:
-        """Without the samples that only fill up the last batch."""
-        return value[: len(value) * stop.count // self.program.batch]
-
     def adjust(self, name: str, gain: Tensor, shift: Tensor, *, channel: int) -> None:
         """Scale and shift a value that waiting passes of the fused network hold, by channel."""
         for stop in self._standing.values():
-            value = stop.fused[name]
-            shape = [1] * value.dim()
-            shape[channel] = -1
-            factor, term = (t.to(value).view(shape) for t in (gain, shift))
-            stop.fused.replace(name, value * factor + term)
+            stop.adjust(name, gain, shift, channel=channel)
 
     def _start(self, at: int, targets: frozenset[str]) -> Stop:
-        batch = self._batches[at]
         keep = self.keep if self._hold else targets
-        inputs = flat_inputs(self.program, batch, self.device)
-        return Stop(
-            tuple(Walk(p.program, p.tensors, inputs, p.own_values(keep)) for p in self.parents),
-            Walk(self.program, self.fused, inputs),
-            batch.count,
+        return begin(
+            self.parents, self.program, self.fused, self._batches[at], keep, device=self.device
         )
 
 
-def _bytes(stop: Stop) -> int:
-    return sum(walk.live_bytes() for walk in (*stop.parents, stop.fused))
+def begin(
+    parents: Sequence[Parent],
+    program: Program,
+    fused: Tensors,
+    batch: Samples,
+    keep: frozenset[str],
+    *,
+    device: str,
+) -> Stop:
+    """A batch before its first operation, in all networks."""
+    inputs = flat_inputs(program, batch, device)
+    return Stop(
+        tuple(Walk(p.program, p.tensors, inputs, p.own_values(keep)) for p in parents),
+        Walk(program, fused, inputs),
+        batch.count,
+    )

@@ -7,7 +7,7 @@ No labels, no gradients; weights stay near the average where inputs say nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,25 +15,36 @@ from torch import Tensor
 from ..graph.analysis.batch_norms import Norm
 from ..graph.analysis.fit_targets import Fit, NormFit, fits, norm_fits, scores
 from ..graph.trace.program import Program
-from ..running.execute import Walk
 from ..running.samples import Samples
 from ..runtime import Runtime
-from .lockstep import Lockstep, Parent, Stop, Tensors
+from .counted_rows import Counted
+from .far_lockstep import open_lockstep
+from .layer_looks import (
+    Aim,
+    Changing,
+    Counting,
+    FirstMean,
+    RawRows,
+    Shape,
+    fit_target,
+    row_counts,
+)
+from .lockstep import Lockstep, Parent, Tensors
 from .output_ridge import OutputRidge, affordable
 from .patches import Rows, along_outputs, rows_of
-from .rectified import behind_relu, target_change
+from .rectified import behind_relu
 from .refit_norm import fit_norm
 from .ridge import Ridge, RidgeFit
-from .target import MeanTarget
+from .target import mean_target
 
 # From a fit and its number of rows: how often each position counts (None: all once), the ridge.
 Stress = Callable[[Fit, int], tuple[Tensor | None, float]]
-# What a value of the fused network should be, from the parents' values of that name.
-Aim = Callable[[str, Sequence[Parent], Sequence[Walk]], Tensor]
 
 # Rows of a layer: this many for each of its inputs, and never fewer than these in all; where there
 # are more, positions are drawn (docs/methods/refit.md).
 _ROWS_EACH, _ROWS_LEAST = 24, 120_000
+# Bytes of a number, and copies of the rows of a batch while they are counted.
+_FLOAT, _ROW_COPIES = 4, 4
 
 
 @dataclass(frozen=True)
@@ -87,18 +98,14 @@ def refit(
     plan = [fit for fit in every if left.isdisjoint(fit.tensors)]
     plan.sort(key=lambda fit: program.position[_place(fit)])
     keep = frozenset(fit.target for fit in plan)
-    lockstep = Lockstep(
-        parents, program, fused, samples, device=runtime.device, keep=keep, most_bytes=most_bytes
+    lockstep = open_lockstep(
+        parents, program, fused, samples, runtime=runtime, keep=keep, most_bytes=most_bytes
     )
     done: list[Refitted] = []
     weigh = stress or (lambda fit, rows: (None, ridge))
-    mean = MeanTarget(lockstep) if aim is None else None
-    toward = aim or mean
-    assert toward is not None
     for at, fit in enumerate(plan):
         runtime.progress("refit", at, len(plan))
-        if mean is not None:
-            mean.watch(fit.target, _place(fit))
+        toward = mean_target(lockstep, fit.target, _place(fit)) if aim is None else aim
         # A salt for each layer: its rows do not depend on what was fitted before.
         draw = runtime.generator(7_000_000 + at)
         if isinstance(fit, NormFit):
@@ -124,11 +131,15 @@ def _fit(
 ) -> Refitted | None:
     system: _System | None = None
     relu = behind_relu(lockstep.program, fit.target)
-    for stop in lockstep.stops([fit.target], fit.layer.node, again=relu):
-        target = _target(fit, lockstep, stop, aim)
-        if system is None:
-            system = _begin(fit, lockstep, stress, generator, share, target)
-        system.add(lockstep.cut(stop.fused[fit.layer.input], stop), target)
+    if lockstep.away:
+        system = _count_away(fit, lockstep, stress, generator, share, aim, again=relu)
+    else:
+        for stop in lockstep.stops([fit.target], fit.layer.node, again=relu):
+            target = fit_target(fit, lockstep.parents, stop, aim)
+            if system is None:
+                shape = tuple(target.shape[1:])
+                system = _begin(fit, lockstep, stress, generator, share, shape)
+            system.add(stop.cut(stop.fused[fit.layer.input]), target)
     assert system is not None
     solution = system.solved(fresh_O, changes=relu)
     if solution is None:
@@ -146,12 +157,36 @@ def _through_relu(system: _System, solution: RidgeFit, lockstep: Lockstep, aim: 
     if isinstance(sums, OutputRidge):  # scores are not cut off
         lockstep.release([fit.target])
         return solution
-    for stop in lockstep.stops([fit.target], fit.layer.node):
-        target = _target(fit, lockstep, stop, aim)
-        zero = None if fit.minus is None else lockstep.cut(-stop.fused[fit.minus], stop)
-        values = lockstep.cut(stop.fused[fit.layer.input], stop)
-        system.change(values, target, zero, solution)
+    look = Changing(system.counting(aim), solution)
+    for change in lockstep.each(look, [fit.target], fit.layer.node, memory=system.memory):
+        sums.take_change(*change)
     return sums.solve_changed(solution)
+
+
+def _count_away(
+    fit: Fit,
+    lockstep: Lockstep,
+    stress: Stress,
+    generator: torch.Generator,
+    share: float,
+    aim: Aim,
+    *,
+    again: bool,
+) -> _System:
+    """The fit of a layer with all its rows, which are counted in other processes.
+
+    The first batch tells the shape of the target, and what all take from their inputs.
+    """
+    where = [fit.target], fit.layer.node
+    shape = next(iter(lockstep.each(Shape(fit, aim), *where, again=True, most=1)))
+    system = _begin(fit, lockstep, stress, generator, share, shape)
+    look = system.counting(aim)
+    if look.prior is not None and not look.prior.dual:
+        mean = next(iter(lockstep.each(FirstMean(look), *where, again=True, most=1)))
+        look = replace(look, prior=replace(look.prior, shift_gD=mean))
+    for part in lockstep.each(look, *where, again=again, memory=system.memory):
+        system.take(part)
+    return system
 
 
 def _begin(
@@ -160,17 +195,17 @@ def _begin(
     stress: Stress,
     generator: torch.Generator,
     share: float,
-    target: Tensor,
+    shape: tuple[int, ...],
 ) -> _System:
-    """The fit of a layer before its first rows; `target` is that of a batch, for its shape."""
+    """The fit of a layer before its first rows; `shape` is that of its target for a sample."""
     fused, samples = lockstep.fused, lockstep.samples.count
     assert isinstance(fused, dict)
     weight = fused[fit.layer.weight]
     most = int(share * max(_ROWS_LEAST, _ROWS_EACH * weight[0].numel())) // samples
-    shape = tuple(target.shape[1:])
     rows = rows_of(fit.layer, weight, shape, most=max(1, most), generator=generator)
     # Places of one sample: everything but its channels, unless fewer were drawn.
-    places = max(1, target[0].numel() // max(1, target.shape[_channel(fit, target)]))
+    channels = shape[0 if fit.layer.window is not None else -1]
+    places = max(1, torch.Size(shape).numel() // max(1, channels))
     if rows.places is not None:
         places = len(rows.places)
     count = samples * places
@@ -183,7 +218,10 @@ def _begin(
     scored = fit.norm is None and fit.target == scores(lockstep.program)
     apart = scored and rows.groups == 1 and affordable(count, flat.shape[2], flat.shape[1])
     sums = OutputRidge(flat, bias) if apart else Ridge(flat, bias, rows=count)
-    return _System(fit, prior, rows, sums, counts_P, ridge)
+    of_batch = -(-count // lockstep.batches)
+    inputs = flat[:, 0].numel()
+    memory = _FLOAT * inputs * (_ROW_COPIES * of_batch + 2 * flat.shape[2])
+    return _System(fit, prior, rows, sums, counts_P, ridge, memory)
 
 
 @dataclass(frozen=True)
@@ -197,6 +235,7 @@ class _System:
         sums: Of those so far.
         counts_P: How often each place of a sample counts; None for all once.
         ridge: The pull toward the prior.
+        memory: Bytes that counting a batch takes.
     """
 
     fit: Fit
@@ -205,11 +244,25 @@ class _System:
     sums: Ridge | OutputRidge
     counts_P: Tensor | None
     ridge: float
+    memory: int
 
     def add(self, values: Tensor, target: Tensor) -> None:
         """Count what the layer reads in one batch, and what it should give."""
         wanted = self.rows.outputs(target)
-        self.sums.add(self.rows.inputs(values), wanted, self._many(wanted))
+        self.sums.add(self.rows.inputs(values), wanted, row_counts(self.counts_P, wanted))
+
+    def counting(self, aim: Aim) -> Counting:
+        """The same as a look at a batch, whose rows are then taken."""
+        prior = self.sums.prior if isinstance(self.sums, Ridge) else None
+        return Counting(self.fit, aim, self.rows, prior, self.counts_P)
+
+    def take(self, part: Counted | RawRows) -> None:
+        """Count what was counted apart."""
+        if isinstance(part, Counted):
+            assert isinstance(self.sums, Ridge)
+            self.sums.take(part)
+        else:
+            self.sums.add(*part)
 
     def solved(self, fresh_O: Tensor | None, *, changes: bool) -> RidgeFit | None:
         """The solution; None where the layer is right already."""
@@ -220,46 +273,15 @@ class _System:
             fresh_gO = fresh_gO.expand(-1, outputs)
         return self.sums.solve(self.ridge, where=self.fit.name, changes=changes, fresh_gO=fresh_gO)
 
-    def change(
-        self, values: Tensor, target: Tensor, zero: Tensor | None, solution: RidgeFit
-    ) -> None:
-        """Move the targets of a batch that was added, where a ReLU cuts them off."""
-        assert isinstance(self.sums, Ridge)
-        inputs, wanted = self.rows.inputs(values), self.rows.outputs(target)
-        cut_off = 0.0 if zero is None else self.rows.outputs(zero)
-        change = target_change(inputs, wanted, cut_off, solution)
-        self.sums.change(inputs, change, self._many(wanted))
-
-    def _many(self, wanted: Tensor) -> Tensor | None:
-        """How often each row of a batch counts; None for all once."""
-        if self.counts_P is None:
-            return None
-        return self.counts_P.repeat(wanted.shape[1] // len(self.counts_P))
-
 
 def _fit_norm(fit: NormFit, lockstep: Lockstep, ridge: float, aim: Aim) -> Refitted | None:
-    def target(stop: Stop) -> Tensor:
-        return aim(fit.target, lockstep.parents, stop.parents)
-
-    misses = fit_norm(fit, lockstep, ridge, target)
+    misses = fit_norm(fit, lockstep, ridge, aim)
     return None if misses is None else Refitted(fit.name, *misses)
 
 
 def _place(fit: Fit | NormFit) -> str:
     """The value before which the fused network stops."""
     return fit.norm.node if isinstance(fit, NormFit) else fit.layer.node
-
-
-def _channel(fit: Fit, value: Tensor) -> int:
-    return 1 if fit.layer.window is not None else value.dim() - 1
-
-
-def _target(fit: Fit, lockstep: Lockstep, stop: Stop, aim: Aim) -> Tensor:
-    """What the fused network should have there, less `minus`."""
-    wanted = aim(fit.target, lockstep.parents, stop.parents)
-    if fit.minus is not None:
-        wanted = wanted - stop.fused[fit.minus]
-    return lockstep.cut(wanted, stop)
 
 
 class _Folded:

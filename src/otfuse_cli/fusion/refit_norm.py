@@ -8,18 +8,20 @@ Legend: C units, n rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..graph.analysis.fit_targets import NormFit
-from .lockstep import Lockstep, Stop
+from .layer_looks import Aim
+from .lockstep import Lockstep, Parent, Stop
 from .ridge import UNTOUCHED
 
 
 def fit_norm(
-    fit: NormFit, lockstep: Lockstep, ridge: float, target: Callable[[Stop], Tensor]
+    fit: NormFit, lockstep: Lockstep, ridge: float, aim: Aim
 ) -> tuple[float, float] | None:
     """Fit a norm of the fused network, in place.
 
@@ -27,7 +29,7 @@ def fit_norm(
         fit: Which.
         lockstep: The networks, standing before it.
         ridge: Pull toward the slope that it has.
-        target: What it should give for a batch.
+        aim: What it should give.
 
     Returns:
         How far it missed the target before and after, relative to it; None where it was right.
@@ -38,10 +40,8 @@ def fit_norm(
     slope_C = stored["weight"] * (stored["running_var"] + fit.norm.eps).rsqrt()
     shift_C = stored["bias"] - slope_C * stored["running_mean"]
     moments = _Moments()
-    for stop in lockstep.stops([fit.target], fit.norm.node):
-        inputs = _rows(lockstep.cut(stop.fused[fit.norm.input], stop))
-        wanted = _rows(lockstep.cut(target(stop), stop))
-        moments.add(inputs, wanted, wanted - slope_C * inputs - shift_C)
+    for seen in lockstep.each(_Look(fit, aim, slope_C, shift_C), [fit.target], fit.norm.node):
+        moments.merge(seen)
     missed, target_square = float(moments.missed), float(moments.target)
     if missed <= UNTOUCHED**2 * target_square:
         return None
@@ -83,6 +83,41 @@ class _Moments:
         self.rest_C = self.rest_C.to(given_nC) + rest_nC.sum(0)
         self.square_C = self.square_C.to(given_nC) + given_nC.square().sum(0)
         self.product_C = self.product_C.to(given_nC) + (given_nC * rest_nC).sum(0)
+
+    def merge(self, later: _Moments) -> None:
+        """Take in those of a later batch."""
+        self.rows += later.rows
+        self.target = self.target + later.target
+        self.missed = self.missed + later.missed
+        self.given_C = self.given_C.to(later.given_C) + later.given_C
+        self.rest_C = self.rest_C.to(later.given_C) + later.rest_C
+        self.square_C = self.square_C.to(later.given_C) + later.square_C
+        self.product_C = self.product_C.to(later.given_C) + later.product_C
+
+
+@dataclass(frozen=True)
+class _Look:
+    """The moments of one batch.
+
+    Attributes:
+        fit: Of which norm.
+        aim: Toward what.
+        slope_C: What the norm does now.
+        shift_C: What it adds now.
+    """
+
+    fit: NormFit
+    aim: Aim
+    slope_C: Tensor
+    shift_C: Tensor
+
+    def __call__(self, stop: Stop, parents: Sequence[Parent]) -> _Moments:
+        """See `lockstep.Look`."""
+        inputs = _rows(stop.cut(stop.fused[self.fit.norm.input]))
+        wanted = _rows(stop.cut(self.aim(self.fit.target, parents, stop.parents)))
+        moments = _Moments()
+        moments.add(inputs, wanted, wanted - self.slope_C * inputs - self.shift_C)
+        return moments
 
 
 def _rows(value: Tensor) -> Tensor:

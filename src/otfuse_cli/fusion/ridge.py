@@ -18,14 +18,13 @@ import torch
 from torch import Tensor
 
 from ..errors import SolveFailed
+from .counted_rows import Counted, Prior
 from .half_products import add_products, mirrored
 
 # A layer that misses its target by less than this, relative to it, is left untouched.
 UNTOUCHED = 1e-6
 # Of the ridge, what outputs get whose prior is no prior: little, so that they are least squares.
 _FRESH = 0.1
-# A smaller miss is found in float64: float32 products err by up to some 1e-6 of the target.
-_IN_DOUBLE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ class Ridge:
         self._inputs: list[Tensor] = []
         self._roots: list[Tensor] = []
         self._rests: list[Tensor] = []
-        self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._waiting: list[Counted] = []
         self._solved: _Solved | None = None
         self._changes: list[Tensor] = []
         self.change_gO = like.new_zeros(g, o)
@@ -122,57 +121,41 @@ class Ridge:
             self.gram_gDD = like.new_zeros(g, d, d)
             self.cross_gDO = like.new_zeros(g, d, o)
 
+    @property
+    def prior(self) -> Prior:
+        """How rows are counted from here on."""
+        known = self.dual or self.rows > 0
+        shift_gD = self.shift_gD if known else None
+        return Prior(self.prior_gOD, self.bias_gO, self.dual, shift_gD)
+
     def add(self, inputs_gnD: Tensor, target_gnO: Tensor, weights_n: Tensor | None = None) -> None:
         """Count rows of inputs and of what they should give; with `weights_n`, so often each."""
-        if not (self.dual or self.rows):
-            # Exactly what is subtracted below: the nearest number of the dtype of the rows.
-            self.shift_gD = inputs_gnD.mean(1).double()
-        target, rest = target_gnO, self._missed(inputs_gnD, target_gnO)
-        missed, wanted = _squares(rest, target)
-        if missed < _IN_DOUBLE**2 * wanted:
-            rest = self._missed(inputs_gnD.double(), target.double())
-            missed, wanted = _squares(rest, target)
-        inputs = inputs_gnD - self.shift_gD.to(inputs_gnD)[:, None]
-        if weights_n is None:
-            many_n = inputs.new_ones(inputs.shape[1])
-            self.rows += len(many_n)
-        else:
-            # Counted as they are weighted: rounded to the dtype of the rows, wherever they lie.
-            weights_n = weights_n.to(inputs.dtype)
-            many_n = weights_n.to(inputs)
-            self.rows += float(weights_n.sum(dtype=torch.float64))
-        # Products, even with ones: the same as sums, in a fifth of the time.
-        self.sum_gD += many_n @ inputs
-        self.rest_gO += many_n.to(rest) @ rest
-        root_n1 = many_n[:, None].sqrt()
-        if weights_n is not None:
-            inputs, target, rest = inputs * root_n1, target * root_n1, rest * root_n1
-            missed, wanted = _squares(rest, target)
-        self.target += wanted
-        self.missed += missed
+        self.take(self.prior.counted(inputs_gnD, target_gnO, weights_n))
+
+    def take(self, part: Counted) -> None:
+        """Count what was counted apart, with the shift of those before."""
+        if not self.dual:
+            self.shift_gD = part.shift_gD
+        self.rows += part.rows
+        self.sum_gD += part.sum_gD
+        self.rest_gO += part.rest_gO
+        self.target += part.target
+        self.missed += part.missed
         if self.dual:
-            self._inputs.append(inputs)
-            self._rests.append(rest)
-            self._roots.append(root_n1)
+            assert part.inputs is not None
+            assert part.rest is not None
+            self._inputs.append(part.inputs)
+            self._rests.append(part.rest)
+            self._roots.append(part.root_n1)
             return
         # As long as the prior is right nothing will have to be solved: the product can wait.
-        self._waiting.append((inputs, rest))
+        self._waiting.append(part)
         if self.residual >= UNTOUCHED:
             self._count()
 
-    def _missed(self, inputs_gnD: Tensor, target_gnO: Tensor) -> Tensor:
-        """What the prior misses, in the dtype of the rows."""
-        prior_gDO = self.prior_gOD.to(inputs_gnD).transpose(1, 2)
-        rest = target_gnO.to(inputs_gnD) - inputs_gnD @ prior_gDO
-        if self.bias_gO is not None:
-            rest -= self.bias_gO.to(rest)[:, None]
-        return rest
-
     def _count(self) -> None:
-        for inputs, rest in self._waiting:
-            turned = inputs.transpose(1, 2)
-            add_products(self.gram_gDD, turned)
-            self.cross_gDO += turned @ rest.to(turned)
+        for part in self._waiting:
+            part.add_to(self.gram_gDD, self.cross_gDO)
         self._waiting.clear()
 
     @property
@@ -186,15 +169,12 @@ class Ridge:
         self, inputs_gnD: Tensor, change_gnO: Tensor, weights_n: Tensor | None = None
     ) -> None:
         """Change the targets of rows that were solved for, in the order in which they came."""
-        inputs = inputs_gnD - self.shift_gD.to(inputs_gnD)[:, None]
-        change = change_gnO
-        if weights_n is not None:
-            root_n1 = weights_n.to(inputs)[:, None].sqrt()
-            self.change_gO += weights_n.to(change) @ change
-            inputs, change = inputs * root_n1, change * root_n1
-        else:
-            self.change_gO += change.sum(1)
-        self._changes.append(change if self.dual else inputs.transpose(1, 2) @ change)
+        self.take_change(*self.prior.changed(inputs_gnD, change_gnO, weights_n))
+
+    def take_change(self, total_gO: Tensor, change: Tensor) -> None:
+        """The same for what `Prior.changed` has counted apart."""
+        self.change_gO += total_gO
+        self._changes.append(change)
 
     def solve_changed(self, fit: RidgeFit) -> RidgeFit:
         """The fit to the changed targets; how far it misses is measured at those of before.
@@ -327,14 +307,6 @@ class Ridge:
             self.residual,
             (max(left, 0.0) * self.rows / self.target) ** 0.5 if self.target else 0.0,
         )
-
-
-def _squares(*several: Tensor) -> list[float]:
-    """Sums of squares, those of rows in float64; a device is waited for once."""
-    # Each row in its own dtype: converting as it is summed takes fifteen times as long.
-    norms = (torch.linalg.vector_norm(rows, dim=-1) for rows in several)
-    sums: list[float] = torch.stack([norm.double().square().sum() for norm in norms]).tolist()
-    return sums
 
 
 def _or_one(power_g: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from torch import Tensor
 from ..graph.axes import axis_units, units_of
 from ..matching.apply import transport_value
 from ..running.execute import Walk
-from .lockstep import Lockstep, Parent
+from .lockstep import Lockstep, Parent, Stop
 
 # Samples from which correlations are taken: more say nothing new, and may cost another pass.
 _ENOUGH = 500
@@ -39,38 +39,68 @@ class _Beside:
     shift: Tensor
 
 
+def mean_target(lockstep: Lockstep, name: str, before: str) -> MeanTarget:
+    """What to aim at, for a value that is looked at first where sources' units are blurred.
+
+    An anchor without a share has nothing to express: then the source is aimed at in full.
+
+    Args:
+        lockstep: Its parents, the anchor first.
+        name: The value.
+        before: Where the fused network stands while it is looked at.
+    """
+    parents = lockstep.parents
+    sums: dict[int, _Moments] = {}
+    if parents[0].weight > 0:
+        for at, parent in enumerate(parents[1:], start=1):
+            blurred = _blurred(parent, name)
+            if blurred:
+                sums[at] = _Moments(blurred)
+    if not sums:
+        return MeanTarget({})
+    look = _Compared(name, {at: moments.dims for at, moments in sums.items()})
+    for seen in lockstep.each(look, [name], before, again=True, most=_ENOUGH):
+        for at, moments in seen.items():
+            sums[at].merge(moments)
+    beside: dict[int, _Beside] = {}
+    for at, moments in sums.items():
+        beside[at] = moments.beside(parents[at].weight * _share(parents[at], name))
+    return MeanTarget(beside)
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """Moments of sources beside the anchor's, of one batch.
+
+    Attributes:
+        name: Of the value.
+        dims: Dimensions of the units, by source.
+    """
+
+    name: str
+    dims: Mapping[int, tuple[int, ...]]
+
+    def __call__(self, stop: Stop, parents: Sequence[Parent]) -> dict[int, _Moments]:
+        """See `Look`."""
+        value = stop.parents[0][self.name]
+        anchor = stop.cut(value)
+        seen: dict[int, _Moments] = {}
+        for at, dims in self.dims.items():
+            seen[at] = _Moments(dims)
+            moved = _moved(parents[at], stop.parents[at], self.name, value)
+            seen[at].add(anchor, stop.cut(moved))
+        return seen
+
+
+@dataclass(frozen=True)
 class MeanTarget:
-    """Weighted mean over the parents, each on the anchor's units; the anchor first."""
+    """Weighted mean over the parents, each on the anchor's units; the anchor first.
 
-    def __init__(self, lockstep: Lockstep) -> None:
-        """Aim at the parents of `lockstep`."""
-        self.lockstep = lockstep
-        self._beside: Mapping[int, _Beside] = {}
+    Attributes:
+        beside: How sources enter whose units are blurred, by their place.
+    """
 
-    def watch(self, name: str, before: str) -> None:
-        """Look at a value before it is aimed at, with the fused network in front of `before`.
-
-        An anchor without a share has nothing to express: then the source is aimed at in full.
-        """
-        parents = self.lockstep.parents
-        sums: dict[int, _Moments] = {}
-        if parents[0].weight > 0:
-            for at, parent in enumerate(parents[1:], start=1):
-                blurred = _blurred(parent, name)
-                if blurred:
-                    sums[at] = _Moments(blurred)
-        if not sums:
-            self._beside = {}
-            return
-        for stop in self.lockstep.stops([name], before, again=True, most=_ENOUGH):
-            anchor = self.lockstep.cut(stop.parents[0][name], stop)
-            for at, moments in sums.items():
-                value = _moved(parents[at], stop.parents[at], name, stop.parents[0][name])
-                moments.add(anchor, self.lockstep.cut(value, stop))
-        beside: dict[int, _Beside] = {}
-        for at, moments in sums.items():
-            beside[at] = moments.beside(parents[at].weight * _share(parents[at], name))
-        self._beside = beside
+    beside: Mapping[int, _Beside]
 
     def __call__(self, name: str, parents: Sequence[Parent], walks: Sequence[Walk]) -> Tensor:
         """What the fused network should have there."""
@@ -78,7 +108,7 @@ class MeanTarget:
         mean = anchor
         for at, (parent, walk) in enumerate(zip(parents[1:], walks[1:], strict=True), start=1):
             value = _moved(parent, walk, name, anchor)
-            beside = self._beside.get(at)
+            beside = self.beside.get(at)
             if beside is None:
                 mean = mean + parent.weight * (value - anchor)
             else:
@@ -132,6 +162,13 @@ class _Moments:
         self.aa = self.aa.to(a) + a.square().sum(over, keepdim=True)
         self.bb = self.bb.to(a) + b.square().sum(over, keepdim=True)
         self.ab = self.ab.to(a) + (a * b).sum(over, keepdim=True)
+
+    def merge(self, later: _Moments) -> None:
+        """Take in those of a later batch."""
+        self.count += later.count
+        self.a, self.b = self.a.to(later.a) + later.a, self.b.to(later.a) + later.b
+        self.aa, self.bb = self.aa.to(later.a) + later.aa, self.bb.to(later.a) + later.bb
+        self.ab = self.ab.to(later.a) + later.ab
 
     def beside(self, weight: float) -> _Beside:
         """The source at the anchor's mean and deviation, by the square of the correlation."""

@@ -6,7 +6,7 @@ is seen after each addition. Legend: N units, F samples times positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,6 +21,7 @@ from ..graph.trace.nodes import operator_name
 from ..graph.trace.program import Program
 from ..running.execute import Walk, flat_inputs
 from ..running.samples import Samples
+from ..runtime import Here, Workers
 from .unfold import unfold
 
 # Columns of one tap's features: more positions than this say nothing new.
@@ -70,7 +71,6 @@ def observe(
     seed: int,
     before: bool = False,
     places: Sequence[SeenPlace] | None = None,
-    then: Callable[[Walk, Samples], None] | None = None,
 ) -> Observed:
     """Features of every space whose units are seen as they are, by space.
 
@@ -86,35 +86,82 @@ def observe(
         seed: Decides which positions count where there are many.
         before: Look before the activation function as well, at the same positions.
         places: Where to look; None for everywhere.
-        then: Goes on with the pass of each batch, once everything is seen.
     """
-    places = list(seen_places(program, graph, post=post) if places is None else places)
+    where = tuple(seen_places(program, graph, post=post) if places is None else places)
+    look = Looking(program, tensors, graph, where, before, samples.count, seed, device)
+    return observe_by(look, samples, Here(), hear=0)[0]
+
+
+def observe_by(
+    look: Looking, samples: Samples, workers: Workers, *, hear: int
+) -> tuple[Observed, Tensor | None]:
+    """The same by workers, and what the network returns on the first `hear` samples."""
     batches: dict[tuple[int, bool], list[Tensor]] = {}
-
-    def look(walk: Walk, batch: Samples, node: str, place: SeenPlace) -> Tensor:
-        # N, samples of the batch, *positions
-        features = _features(walk.to(node), replace(place, node=node), program, graph)
-        kept = features[:, : features.shape[1] * batch.count // program.batch]
-        return _few(kept, samples.count, seed)
-
-    for batch in samples.batches(program.batch):
-        walk = Walk(program, tensors, flat_inputs(program, batch, device))
-        for at, place in enumerate(places):
-            if before and place.before is not None:
-                # A copy: the activation function may work in place.
-                given = look(walk, batch, place.before, place).clone()
-                batches.setdefault((at, True), []).append(given)
-            batches.setdefault((at, False), []).append(look(walk, batch, place.node, place))
-        if then is not None:
-            then(walk, batch)
+    said: list[Tensor] = []
+    items: list[tuple[Samples, int]] = []
+    left = hear
+    for batch in samples.batches(look.program.batch):
+        items.append((batch, min(left, batch.count)))
+        left -= items[-1][1]
+    for seen_batch, returned in workers.each(look, items):
+        for key, features in seen_batch.items():
+            batches.setdefault(key, []).append(features)
+        if returned is not None:
+            said.append(returned)
     spaces: dict[str, list[Activations]] = {}
-    for at, place in enumerate(places):
+    for at, place in enumerate(look.places):
         whole_NF = torch.cat(batches.pop((at, False)), 1)
         given_batches = batches.pop((at, True), [])
         before_NF = torch.cat(given_batches, 1) if given_batches else None
         seen = Activations(place.layer, place.weight, whole_NF, before_NF)
         spaces.setdefault(place.space, []).append(seen)
-    return {space: tuple(seen) for space, seen in spaces.items()}
+    observed = {space: tuple(seen) for space, seen in spaces.items()}
+    return observed, torch.cat(said) if said else None
+
+
+@dataclass(frozen=True)
+class Looking:
+    """Runs a network on batches and looks at its units.
+
+    Attributes:
+        program: See `observe`.
+        tensors: See `observe`.
+        graph: See `observe`.
+        places: Where to look.
+        before: See `observe`.
+        count: Samples in all batches.
+        seed: See `observe`.
+        device: See `observe`.
+    """
+
+    program: Program
+    tensors: Mapping[str, Tensor]
+    graph: LayerGraph
+    places: tuple[SeenPlace, ...]
+    before: bool
+    count: int
+    seed: int
+    device: str
+
+    def __call__(
+        self, item: tuple[Samples, int]
+    ) -> tuple[dict[tuple[int, bool], Tensor], Tensor | None]:
+        """Features by place, and whether before the activation function; what is returned."""
+        batch, hear = item
+        walk = Walk(self.program, self.tensors, flat_inputs(self.program, batch, self.device))
+        seen: dict[tuple[int, bool], Tensor] = {}
+        for at, place in enumerate(self.places):
+            if self.before and place.before is not None:
+                # A copy: the activation function may work in place.
+                seen[at, True] = self._look(walk, batch, place.before, place).clone()
+            seen[at, False] = self._look(walk, batch, place.node, place)
+        return seen, walk.said(hear) if hear else None
+
+    def _look(self, walk: Walk, batch: Samples, node: str, place: SeenPlace) -> Tensor:
+        # N, samples of the batch, *positions
+        features = _features(walk.to(node), replace(place, node=node), self.program, self.graph)
+        kept = features[:, : features.shape[1] * batch.count // self.program.batch]
+        return _few(kept, self.count, self.seed)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ anchor's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -70,10 +70,11 @@ def iterate(
     rounds = [RoundRecord(0, _spread(mean.members, anchor, names), None)]
     for number in range(1, recipe.iterate + 1):
         before = list(maps)
-        for at, model in enumerate(models):
+        work = _Realigning(mean, recipe, runtime.inner(), _FIRST_ROUND + number)
+        realigned = runtime.workers.each(work, list(zip(models, before, strict=True)))
+        for at in range(len(models)):
             runtime.progress("match", at, len(models))
-            found = again(model, mean, maps[at], recipe, runtime, _FIRST_ROUND + number)
-            maps[at] = found.alignment
+            maps[at] = next(realigned)
         mean = estimate()
         moved = _moved(before, maps)
         rounds.append(RoundRecord(number, _spread(mean.members, anchor, names), moved))
@@ -85,6 +86,28 @@ def iterate(
         changed = not same_maps(kept, unscaled(match))
         improved.append(with_maps(match, source, anchor, kept, recipe) if changed else match)
     return improved, tuple(rounds)
+
+
+@dataclass(frozen=True)
+class _Realigning:
+    """Realigns models to one mean, each from where it is.
+
+    Attributes:
+        mean: To what.
+        recipe: See `iterate`.
+        runtime: See `iterate`.
+        number: Of the round, among generators.
+    """
+
+    mean: Mean
+    recipe: Recipe
+    runtime: Runtime
+    number: int
+
+    def __call__(self, item: tuple[Model, Alignment]) -> Alignment:
+        """The maps of one model."""
+        model, maps = item
+        return again(model, self.mean, maps, self.recipe, self.runtime, self.number).alignment
 
 
 def _require_permutations(recipe: Recipe, graph: LayerGraph) -> None:

@@ -186,10 +186,23 @@ def medoid(models: Sequence[Model], recipe: Recipe, runtime: Runtime) -> int:
     The cost of a pair is the mean over spaces of the OT cost of its sweep; models of equal widths.
     """
     totals = [0.0] * len(models)
-    for i, source in enumerate(models):
-        for j, anchor in enumerate(models):
-            if i != j:
-                costs = [s.ot_cost for s in sweep(source, anchor, recipe, runtime).spaces]
-                numbers = [c for c in costs if c is not None]
-                totals[j] += sum(numbers) / max(1, len(numbers))
+    pairs = [(s, a) for s in models for a in models if s is not a]
+    work = _PairCost(recipe, runtime.inner())
+    for (_, anchor), cost in zip(pairs, runtime.workers.each(work, pairs), strict=True):
+        totals[anchor.index] += cost
     return min(range(len(models)), key=totals.__getitem__)
+
+
+@dataclass(frozen=True)
+class _PairCost:
+    """What aligning one model to another costs, in the mean over spaces."""
+
+    recipe: Recipe
+    runtime: Runtime
+
+    def __call__(self, item: tuple[Model, Model]) -> float:
+        """By a sweep of the first onto the second."""
+        source, anchor = item
+        costs = [s.ot_cost for s in sweep(source, anchor, self.recipe, self.runtime).spaces]
+        numbers = [c for c in costs if c is not None]
+        return sum(numbers) / max(1, len(numbers))

@@ -345,6 +345,16 @@ class ImproveOptions(FusionOptions, RoundOptions, RepairOptions, FitOptions):
         said="auto with inputs and without a refit",
     )
 
+    cluster: str | None = option(
+        None,
+        "--cluster",
+        metavar="auto|ray://HOST:PORT",
+        text="Let a Ray cluster match sources, run networks and average: one that is named, or "
+        "auto, the one of RAY_ADDRESS or of this machine, else one that is started here for the "
+        "command. The result is the same.",
+        said="none",
+    )
+
     @property
     def has_inputs(self) -> bool:
         """Whether there is anything to run networks on."""

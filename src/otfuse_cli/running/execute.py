@@ -31,7 +31,7 @@ class Walk:
         self,
         program: Program,
         tensors: Mapping[str, Tensor],
-        inputs: Sequence[Tensor],
+        inputs: Sequence[Tensor] | None = None,
         keep: Iterable[str] = (),
     ) -> None:
         """Stand before the first operation.
@@ -39,13 +39,15 @@ class Walk:
         Args:
             program: What to run.
             tensors: By name in the checkpoint, in the dtype to compute in.
-            inputs: The network's inputs, flat.
+            inputs: The network's inputs, flat; None for a pass that will `resume` another's.
             keep: Values that stay until they are dropped.
         """
         self.program, self.tensors, self.keep = program, tensors, set(keep)
         self._at = 0
-        names = (name for name in program.inputs if name is not None)
-        self._values: dict[str, Any] = dict(zip(names, inputs, strict=True))
+        self._values: dict[str, Any] = {}
+        if inputs is not None:
+            names = (name for name in program.inputs if name is not None)
+            self._values.update(zip(names, inputs, strict=True))
 
     def __getitem__(self, name: str) -> Any:
         """A value that was computed and not dropped yet, or a tensor of the network."""
@@ -53,6 +55,15 @@ class Walk:
             return self._values[name]
         stored = self.program.tensors.get(name)
         return self.program.constants[name] if stored is None else self.tensors[stored]
+
+    def state(self) -> tuple[int, dict[str, Any], set[str]]:
+        """Where it stands, and what it holds there."""
+        return self._at, self._values, self.keep
+
+    def resume(self, state: tuple[int, dict[str, Any], set[str]]) -> Walk:
+        """This pass, put where another one of the same network stood."""
+        self._at, self._values, self.keep = state
+        return self
 
     @torch.no_grad()
     def to(self, name: str) -> Any:
@@ -69,6 +80,11 @@ class Walk:
     def outputs(self) -> list[Tensor]:
         """Run to the end; what the network returns."""
         return [self.to(name) for name in self.program.outputs]
+
+    def said(self, count: int) -> Tensor:
+        """What the network returns on the first `count` samples of the batch, on the CPU."""
+        value = self.outputs()[0]
+        return value[: len(value) * count // self.program.batch].cpu()
 
     def outputs_with_gradient(self) -> list[Tensor]:
         """Run to the end under autograd, as far as the caller has it on."""

@@ -10,27 +10,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
 from ..fusion.average import Aligned
 from ..fusion.calibrate import re_estimate, rescale
 from ..fusion.fused import Fused
+from ..fusion.layer_looks import Aim
 from ..fusion.lockstep import Parent
-from ..fusion.refit import Aim, Stress, refit
+from ..fusion.refit import Stress, refit
 from ..fusion.repair import plan_repair
 from ..fusion.selection import Selection
 from ..graph.trace.program import Program
-from ..matching.activations import Activations, Observed, observe
+from ..matching.activations import Activations, Looking, Observed, observe_by, seen_places
 from ..matching.alignment import Alignment
 from ..matching.counterpart import Counterpart
 from ..matching.models import Model
 from ..matching.portfolio import Judge
 from ..report.records import RefitRecord, StepRecord
 from ..requests.recipe import Recipe
-from ..running.execute import Walk, flat_inputs
 from ..running.samples import Samples
 from ..runtime import Runtime
+from .hearing import PairJudge, Speaking, all_tensors
 from .parents import Parents
 
 # Inputs that candidates and steps are judged on: more would cost passes and decide nothing.
@@ -109,12 +109,8 @@ class Bench:
         self, program: Program, tensors: Mapping[str, Tensor], most: int = _JUDGED
     ) -> Tensor:
         """What a network returns on (the first of) the judged inputs, classes last, on the CPU."""
-        judged = self.judged.take(slice(0, most))
-        hearing = _Hearing(judged.count)
-        for batch in judged.batches(program.batch):
-            inputs = flat_inputs(program, batch, self.runtime.device)
-            hearing.add(Walk(program, tensors, inputs), batch)
-        return torch.cat(hearing.logits)
+        speaking = Speaking(program, tensors, self.runtime.device)
+        return speaking.on(self.judged.take(slice(0, most)), self.runtime.workers)
 
     def _mixture(self, shares: Mapping[int, float]) -> Tensor:
         """The parents' mean of probabilities."""
@@ -133,29 +129,24 @@ class Bench:
         source_weight, rest = self.weights[source.index], self.weights[self.anchor]
         share = source_weight / (source_weight + rest)
         mixture = self._mixture({source.index: share, self.anchor: 1 - share})
-        choice = mixture[:most].argmax(-1)
-
-        anchor = self.parents.anchor
+        # What units do on the inputs is nothing to it.
+        source, anchor = (replace(m, observed={}) for m in (source, self.parents.anchor))
         pair = [0.0] * len(self.weights)
         pair[source.index], pair[self.anchor] = share, 1 - share
-        selection = Selection(tuple(pair))
-        repair = plan_repair(anchor.graph)
-
-        def agreed(alignment: Alignment) -> Tensor:
-            aligned = [Aligned(source, alignment, share)]
-            fused = Fused(anchor, anchor, aligned, selection, repair)
-            logits = self.logits(self.programs[self.anchor], self.average(fused), most)
-            return logits.argmax(-1) == choice
-
-        return agreed
+        return PairJudge(
+            source,
+            anchor,
+            share,
+            Selection(tuple(pair)),
+            plan_repair(anchor.graph),
+            mixture[:most].argmax(-1),
+            self.programs[self.anchor],
+            self.judged.take(slice(0, most)),
+        )
 
     def average(self, fused: Fused) -> Tensors:
         """All tensors of an average in memory, float32 on the device."""
-        tensors: Tensors = {}
-        for name, info in fused.whole.checkpoint.infos.items():
-            dtype = torch.float32 if info.dtype.is_floating_point else info.dtype
-            tensors[name] = fused.tensor(name, dtype=dtype, device=self.runtime.device)
-        return tensors
+        return all_tensors(fused, self.runtime.device)
 
     def agreement(self, tensors: Mapping[str, Tensor]) -> float:
         """How often a network at the anchor's widths says what the parents' ensemble says."""
@@ -314,20 +305,15 @@ def seen_units(
     for model in models or bench.parents.models:
         if model.index not in bench.programs:
             continue
-        hearing = _Hearing(bench.judged.count)
         other = bench.parents.counterparts.get(model.index)
         assert other is None or isinstance(other, Counterpart), "a stream has a basis, no units"
-        seen[model.index] = observe(
-            bench.programs[model.index],
-            bench.tensors[model.index],
-            model.graph,
-            samples,
-            device=bench.runtime.device,
-            post=post,
-            seed=seed,
-            before=before,
-            places=None if other is None else other.places,
-            then=hearing.add,
+        program, tensors = bench.programs[model.index], bench.tensors[model.index]
+        everywhere = seen_places(program, model.graph, post=post)
+        places = tuple(everywhere if other is None else other.places)
+        device, count = bench.runtime.device, samples.count
+        look = Looking(program, tensors, model.graph, places, before, count, seed, device)
+        seen[model.index], said = observe_by(
+            look, samples, bench.runtime.workers, hear=bench.judged.count
         )
         if other is not None:
             observed = seen[model.index]
@@ -336,29 +322,9 @@ def seen_units(
                 # There it is what is seen that stands for what the anchor's layer gives.
                 carried[space] = tuple(replace(a, before_NF=None) for a in observed[first])
             seen[model.index] = {**observed, **carried}
-        bench.heard.setdefault(model.index, torch.cat(hearing.logits))
+        assert said is not None
+        bench.heard.setdefault(model.index, said)
     return seen
-
-
-@dataclass
-class _Hearing:
-    """What a network says on the first inputs of those that it is run on.
-
-    Attributes:
-        left: So many of them are still to come.
-        logits: Batch by batch, on the CPU.
-    """
-
-    left: int
-    logits: list[Tensor] = field(default_factory=list)
-
-    def add(self, walk: Walk, batch: Samples) -> None:
-        """Run a pass to its end, if it is one of the first."""
-        count = min(self.left, batch.count)
-        if count:
-            value = walk.outputs()[0]
-            self.logits.append(value[: len(value) * count // walk.program.batch].cpu())
-        self.left -= count
 
 
 def watch_units(bench: Bench, parents: Parents, recipe: Recipe) -> Parents:

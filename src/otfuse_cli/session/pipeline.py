@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import count
 from typing import TYPE_CHECKING
 
 from .. import __version__
@@ -24,10 +22,12 @@ from ..matching.matchers.searches import DESCENT
 from ..matching.matchers.sweep import DifferentHeads, Match
 from ..matching.models import Model
 from ..matching.passes import realign
+from ..matching.portfolio import Judge
 from ..report.records import Checks, DepthRecord, FileRecord, Report, RoundRecord
 from ..requests.recipe import Recipe
-from ..runtime import Progress, Runtime, Stopwatch, cores, peak_rss_bytes, resolve_device
+from ..runtime import Progress, Runtime, Stopwatch, peak_rss_bytes
 from .architectures import arch_of_each
+from .far_workers import open_workers
 from .function_check import check_function, check_fused_outputs, require_kept, require_proof
 from .graph_records import graph_record
 from .memory_limit import require_memory
@@ -35,6 +35,7 @@ from .merge_plan import MergePlan
 from .open_inputs import add_network, open_bench
 from .outputs import Put, refuse_outputs, require_room
 from .parents import MEDOID, Parents, find_medoid, open_checkpoints
+from .pieces import Matching, survey
 from .recipe_record import recipe_record
 from .remarks import remarks_on_maps, unlike_widths
 from .turn_streams import Turned, turn
@@ -67,9 +68,11 @@ def run(
 
 def _run(plan: MergePlan, progress: Progress, also: Put | None, outputs: Publication) -> Report:
     recipe = plan.options.recipe()
-    runtime = Runtime(resolve_device(plan.options.device), recipe.seed, progress)
     refuse_outputs(plan.output, plan.report, plan.checkpoints, plan.target)
-    with open_checkpoints(plan.checkpoints, plan.options.key) as checkpoints:
+    with (
+        open_workers(plan.options, progress) as runtime,
+        open_checkpoints(plan.checkpoints, plan.options.key) as checkpoints,
+    ):
         work = _Fusion(plan, recipe, runtime, checkpoints, also, outputs)
         for seconds, stage in _STAGES:
             with work.watch(seconds) if seconds else nullcontext():
@@ -196,26 +199,13 @@ class _Fusion:
         return plan.steps.assemble(self.checkpoints, anchor, plan.options, self.runtime.device)
 
     def survey(self) -> None:
-        """Read every tensor that counts once: a NaN is named before any solve, files are hashed.
+        """Read every tensor that counts once (see `pieces`).
 
-        Files are read side by side, each from front to back. The first model has all names, the
-        others may lack some (see `reconcile`).
+        The first model has all names, the others may lack some (see `reconcile`).
         """
         models = [self.parents.whole, *self.sources]
         names = [[n for n in m.checkpoint.infos if n in m.graph.tensors] for m in models]
-        total = sum(map(len, names))
-        done = count(1)
-
-        def read(model: Model, wanted: Sequence[str]) -> None:
-            model.checkpoint.hash_while_reading()
-            for name in wanted:
-                model.require_finite(name)
-                self.runtime.progress("read", next(done), total)
-
-        self.runtime.progress("read", 0, total)
-        with ThreadPoolExecutor(min(len(models), cores())) as pool:
-            for result in [pool.submit(read, m, n) for m, n in zip(models, names, strict=True)]:
-                result.result()
+        survey(models, names, self.runtime)
 
     def turn_streams(self) -> None:
         """Turn the parents onto the anchor for `--residual orthogonal`.
@@ -279,29 +269,35 @@ class _Fusion:
             self.matched = False
             self.matches = [Match(Alignment({}), (), ()) for _ in self.sources]
             return
-        matches = [self._match(source) for source in self.sources]
+        matches = self._matches()
         anchor, weights = self.parents.anchor, self.plan.weights
         how = anchor, weights, self.recipe, self.runtime
         self.matches = realign(self.sources, matches, *how)
         self.matches, self.rounds = iterate(self.sources, self.matches, *how)
 
-    def _match(self, source: Model) -> Match:
-        plan = self.plan
+    def _matches(self) -> list[Match]:
+        """Every source's match by itself; those of turned streams were found before."""
         if self.turned is not None:
-            return self.turned.matches[source.index]
-        judge = None
-        if self.bench is not None and not self.only_joined:
-            judge = self.bench.judge(source, fitted=plan.options.refits)
-        try:
-            return plan.steps.match(
-                source, self.parents.anchor, self.search, self.runtime, judge=judge
-            )
-        except DifferentHeads as error:
-            if self.bench is None or not _needs_no_maps(plan, plan.weights[source.index]):
-                raise
-            self.matched = False
-            warning = f"{error.what}: nothing was, joint fusion doesn't need it"
-            return Match(Alignment({}), (), (), warnings=(warning,))
+            return [self.turned.matches[source.index] for source in self.sources]
+        work = Matching(self.plan.steps.match, self.parents.anchor, self.search, self.runtime)
+        items = ((source, self._judge(source)) for source in self.sources)
+        made = work.each(items, self.runtime, len(self.sources))
+        return [self._settled(s, match) for s, match in zip(self.sources, made, strict=True)]
+
+    def _judge(self, source: Model) -> Judge | None:
+        """What scores its candidates, where anything does."""
+        if self.bench is None or self.only_joined:
+            return None
+        return self.bench.judge(source, fitted=self.plan.options.refits)
+
+    def _settled(self, source: Model, made: Match | DifferentHeads) -> Match:
+        if isinstance(made, Match):
+            return made
+        if self.bench is None or not _needs_no_maps(self.plan, self.plan.weights[source.index]):
+            raise made
+        self.matched = False
+        warning = f"{made.what}: nothing was, joint fusion doesn't need it"
+        return Match(Alignment({}), (), (), warnings=(warning,))
 
     def check(self) -> None:
         """Ask the network itself whether the maps keep the function.
@@ -407,6 +403,7 @@ class _Fusion:
             *(unlike_widths(parents.anchor, aligned) if bench is None and not self.wide else ()),
             *(warning for match in self.matches for warning in match.warnings),
             *self.remarks,
+            *self.runtime.workers.remarks,
             *(self.better.remarks if self.better is not None else ()),
         )
 

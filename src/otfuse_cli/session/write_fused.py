@@ -15,6 +15,7 @@ from ..runtime import Runtime, ahead
 from .merge_plan import MergePlan
 from .outputs import Put, kept_extras, sink, target_info
 from .parents import Parents
+from .pieces import averaged_elsewhere
 
 
 def output_infos(plan: MergePlan, parents: Parents) -> list[TensorInfo]:
@@ -68,6 +69,13 @@ def _pieces(
     plan: MergePlan, fused: Fused, infos: Sequence[TensorInfo], runtime: Runtime, *, by_rows: bool
 ) -> Iterator[tuple[str, int | None, torch.Tensor]]:
     """Name, first row and values of every piece; without a first row it is the whole tensor."""
+    if runtime.workers.away:
+        wanted = [target_info(info, plan.target.dtype) for info in infos]
+        made = averaged_elsewhere(fused, wanted, runtime)
+        for done, (info, tensor) in enumerate(zip(infos, made, strict=True)):
+            runtime.progress("write", done, len(infos))
+            yield info.name, None, tensor
+        return
     for done, info in enumerate(infos):
         runtime.progress("write", done, len(infos))
         dtype = target_info(info, plan.target.dtype).dtype

@@ -5,13 +5,12 @@ Nodes and labels; no numbers are computed here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from torch.fx import Node
-from torch.utils import _pytree as pytree
 
 from ..axes import Axis, Unit, rename_units
 from ..model import LayerGraph
@@ -19,6 +18,7 @@ from .emit import label_values
 from .from_module import functional
 from .network_outputs import checked_outputs
 from .propagate import first_names, propagate
+from .rebuilt import Operation, nodes_of, plain_operations
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -36,7 +36,6 @@ class Program:
         constants: Values of placeholders that the checkpoint does not hold.
         inputs: Placeholders of network inputs, in the order of the flattened arguments; None for
             an argument that is not a tensor.
-        in_spec: How arguments are flattened.
         outputs: Values that the network returns (the logits, where there are any).
         axes: Expressions of the axes of each value, in the names of the layer graph; None for
             an axis that is not understood. Values of another kind are absent.
@@ -48,11 +47,15 @@ class Program:
     tensors: Mapping[str, str]
     constants: Mapping[str, Any]
     inputs: tuple[str | None, ...]
-    in_spec: pytree.TreeSpec
     outputs: tuple[str, ...]
     axes: Mapping[str, Axes]
     data: frozenset[str]
     batch: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process its operations are made again; constants go along."""
+        rest = {item.name: getattr(self, item.name) for item in fields(self)[1:]}
+        return _made_again, (plain_operations(self.nodes), rest)
 
     @cached_property
     def position(self) -> dict[str, int]:
@@ -71,6 +74,10 @@ class Program:
             for used in node.all_input_nodes:
                 last[used.name] = node
         return last
+
+
+def _made_again(plain: Sequence[Operation], rest: Mapping[str, Any]) -> Program:
+    return Program(nodes=nodes_of(plain), **rest)
 
 
 def labelled_program(
@@ -112,14 +119,11 @@ def labelled_program(
     axes, data = label_values(propagation, name_map=rename)
     if graph is not None:
         axes = _renamed(axes, tensors, graph)
-    in_spec = plain.call_spec.in_spec
-    assert in_spec is not None
     return Program(
         nodes=tuple(plain.graph.nodes),
         tensors=tensors,
         constants={**constants, **_attributes(plain)},
         inputs=tuple(inputs),
-        in_spec=in_spec,
         outputs=_outputs(plain, checked),
         axes=axes,
         data=data,
