@@ -83,7 +83,9 @@ def vgg9half() -> tuple[nn.Module, torch.Tensor]:
 class Block(nn.Module):
     """A basic residual block."""
 
-    def __init__(self, before: int, width: int, stride: int, norm: type[nn.Module]) -> None:
+    def __init__(
+        self, before: int, width: int, stride: int, norm: type[nn.Module] = nn.BatchNorm2d
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(before, width, 3, stride, 1, bias=False)
         self.bn1 = norm(width)

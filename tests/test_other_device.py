@@ -30,7 +30,7 @@ from otfuse_cli.matching.matchers.sweep import sweep
 from otfuse_cli.matching.similarity import Similarity
 from otfuse_cli.requests.recipe import Recipe
 from otfuse_cli.runtime import Runtime
-from otfuse_cli.session import pipeline
+from otfuse_cli.session import far_workers
 from otfuse_cli.transport.solve import maximise, solve
 from other_device import Elsewhere, other_device, transfers
 from test_matchers import EVERY, models
@@ -63,7 +63,7 @@ WITH_INPUTS = {
 def device(monkeypatch):
     """The other device, which verbs take for `cuda`."""
     name = other_device()
-    for verb in (pipeline, evaluate, inspect, prune):
+    for verb in (far_workers, evaluate, inspect, prune):
         monkeypatch.setattr(verb, "resolve_device", {"cpu": "cpu", "cuda": name}.__getitem__)
     return name
 
