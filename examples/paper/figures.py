@@ -68,11 +68,13 @@ def _finish(figure: Any, panels: Sequence[Any], across: str) -> Any:
     for panel in panels:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
             labels.setdefault(label, handle)
-    inch = 1 / figure.get_figheight()  # as a share of the height: the legend takes half of one
-    figure.supxlabel(across, fontsize=10, y=0.5 * inch)
+    inch = 1 / figure.get_figheight()  # as a share of the height
+    most = 5
+    below = (0.15 + 0.22 * -(-len(labels) // most)) * inch  # what the legend takes
+    figure.supxlabel(across, fontsize=10, y=below)
     figure.supylabel("test accuracy, %", fontsize=10)
-    figure.tight_layout(rect=(0, 0.6 * inch, 1, 1))
-    figure.legend(labels.values(), labels.keys(), fontsize=8, ncols=4, loc="lower center")
+    figure.tight_layout(rect=(0, below + 0.1 * inch, 1, 1))
+    figure.legend(labels.values(), labels.keys(), fontsize=8, ncols=most, loc="lower center")
     return figure
 
 
