@@ -137,7 +137,12 @@ ITEMS = {
         "that begins nearer gains from small steps, as in the paper.",
     ),
     "Table 1, training on": Item(
-        "a residual network, trained on", "python examples/paper/run.py --full --only 'Table 1'"
+        "a residual network, trained on",
+        "python examples/paper/run.py --full --only 'Table 1'",
+        "One epoch at 0.01, one seed; the paper's 120 epochs end at 93.49 from the plain "
+        "average, 93.78 from the OT average. The order is there: from the default fusion 4.0 "
+        "above the plain average, from joint fusion 4.8; the parents, trained on in the same "
+        "way, are still 1.5 above.",
     ),
     "S10 ratio 2": Item(
         "distillation into half the widths",
