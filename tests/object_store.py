@@ -10,6 +10,7 @@ import logging
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ KEY = "AKIAOTFUSETEST000001"
 SECRET = "wJalrXUtnFEMI-otfuse-test-secret"
 BUCKET = "models"
 _CONTROL = "/-otfuse-"
+_WAIT = 4.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,10 @@ class ObjectStore:
         return self._ask(b"")
 
     def fail(self, *faults: str) -> None:
-        """The next requests that match fail, once each: `500 GET`, `drop GET`, `500 PUT`."""
+        """The next requests that match fail, once each: `500 GET`, `drop GET`, `500 PUT`.
+
+        `wait PUT` is answered rightly, seconds later.
+        """
         self._ask(json.dumps(faults).encode())
 
     def unfinished(self) -> int:
@@ -99,6 +104,8 @@ class _Filter:
         self._count(method, 1)
         if method == "PUT":
             self._count("taken", int(environ.get("CONTENT_LENGTH") or 0))
+        if fault == "wait":
+            time.sleep(_WAIT)
         if fault == "500":
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start("500 Internal Server Error", [("Content-Type", "application/xml")])

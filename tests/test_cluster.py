@@ -647,11 +647,13 @@ def test_ctrl_c(tmp_path: Path) -> None:
     paths, _ = small_mlps(tmp_path / "in")
     output = tmp_path / "f.safetensors"
     told = (
+        "import time\n"
         "import otfuse_cli.cluster.ray_cluster as c\n"
         "take = c.RayWorkers._result\n"
         "def told(self, reference):\n"
         "    result = take(self, reference)\n"
         "    print(self.ray.get_runtime_context().gcs_address, flush=True)\n"
+        "    time.sleep(60)\n"  # until it is interrupted, however quick the rest would be
         "    return result\n"
         "c.RayWorkers._result = told\n" + OTFUSE
     )

@@ -122,6 +122,7 @@ def test_stopped_in_the_middle_there_is_no_object(
     number: signal.Signals, store: ObjectStore, files: Any, pair: Path
 ) -> None:
     before = store.unfinished()
+    store.fail(*["wait PUT"] * 4)  # else a quick command is done before it is stopped
     line = command(S3, f"{S3}/k.safetensors")
     environment = {**os.environ, **store.environment()}
     with subprocess.Popen(line, env=environment, stderr=subprocess.PIPE) as process:
@@ -130,6 +131,7 @@ def test_stopped_in_the_middle_there_is_no_object(
             taken += store.counts().get("taken", 0)
         process.send_signal(number)
         process.communicate()
+    store.fail()
     assert taken >= 8 << 20
     assert not files.exists(f"{BUCKET}/k.safetensors")
     assert not files.exists(f"{BUCKET}/k.report.json")
