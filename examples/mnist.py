@@ -103,13 +103,19 @@ def accuracy(weights: StateDict, test: Split) -> float:
     return round(100 * float((found == test.labels).double().mean()), 2)
 
 
-def ensemble(networks: Sequence[StateDict], test: Split, weights: Sequence[float]) -> float:
+def ensemble(
+    networks: Sequence[StateDict],
+    test: Split,
+    weights: Sequence[float],
+    *,
+    of_probabilities: bool = False,
+) -> float:
     """Percent of `test` that the weighted sum of the networks' logits gets right."""
     with torch.inference_mode():
-        logits = sum(
-            evaluate.mlpnet(n, test.images) * w for n, w in zip(networks, weights, strict=True)
-        )
-    hits = logits.argmax(1) == test.labels  # type: ignore[union-attr]
+        logits = [evaluate.mlpnet(n, test.images) for n in networks]
+        said = [one.softmax(1) for one in logits] if of_probabilities else logits
+        total = sum(one * w for one, w in zip(said, weights, strict=True))
+    hits = total.argmax(1) == test.labels  # type: ignore[union-attr]
     return round(100 * float(hits.double().mean()), 2)
 
 

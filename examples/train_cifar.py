@@ -11,19 +11,16 @@ come from OTFUSE_SHARED (see evaluate.py); the same torch on the same machine wr
 from __future__ import annotations
 
 import argparse
-import math
-import time
 
 import depth
 import evaluate
 import networks
 import torch
-import torch.nn.functional as F
+import train_vit
 from safetensors.torch import save_file
 from torch import nn
-from train_vit import augmented
 
-BATCH, MOMENTUM, DECAY = 128, 0.9, 5e-4
+MOMENTUM, DECAY = 0.9, 5e-4
 # Without BatchNorm a high rate never gets off the ground.
 RATES = {"resnet10w16": 0.2, "vgg9half": 0.05, "resnet18w16plain": 0.05}
 
@@ -58,23 +55,11 @@ def trained(network: str, epochs: int, seed: int) -> dict[str, torch.Tensor]:
 
 
 def train(net: nn.Module, rate: float, epochs: int, seed: int) -> None:
-    """Train in place."""
-    images, labels = evaluate.cifar("train")
-    generator = torch.Generator().manual_seed(seed)
+    """Train in place by SGD."""
     optimizer = torch.optim.SGD(
         net.parameters(), lr=rate, momentum=MOMENTUM, weight_decay=DECAY, nesterov=True
     )
-    steps, done, start = epochs * math.ceil(len(images) / BATCH), 0, time.perf_counter()
-    for epoch in range(epochs):
-        for chosen in torch.randperm(len(images), generator=generator).split(BATCH):
-            done += 1
-            now = rate * min(10 * done / steps, (1 + math.cos(math.pi * done / steps)) / 2)
-            for group in optimizer.param_groups:
-                group["lr"] = now
-            optimizer.zero_grad()
-            F.cross_entropy(net(augmented(images[chosen], generator)), labels[chosen]).backward()
-            optimizer.step()
-        print(f"epoch {epoch + 1}: {time.perf_counter() - start:.0f} s", flush=True)
+    train_vit.train(net, optimizer, rate, epochs, seed)
 
 
 if __name__ == "__main__":

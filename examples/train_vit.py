@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from networks import vit
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 BATCH, RATE, DECAY = 128, 2e-3, 0.05
 
@@ -37,6 +37,26 @@ def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
     return padded[every, channels, rows, across[:, None, None, :]]
 
 
+def train(
+    net: nn.Module, optimizer: torch.optim.Optimizer, peak: float, epochs: int, seed: int
+) -> None:
+    """Train in place on CIFAR-10: a tenth of the steps to warm up, then a cosine to zero."""
+    images, labels = evaluate.cifar("train")
+    generator = torch.Generator().manual_seed(seed)
+    steps, done, start = epochs * math.ceil(len(images) / BATCH), 0, time.perf_counter()
+    for epoch in range(epochs):
+        for chosen in torch.randperm(len(images), generator=generator).split(BATCH):
+            done += 1
+            rate = peak * min(10 * done / steps, (1 + math.cos(math.pi * done / steps)) / 2)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.zero_grad()
+            said = net(augmented(images[chosen], generator))
+            F.cross_entropy(getattr(said, "logits", said), labels[chosen]).backward()
+            optimizer.step()
+        print(f"epoch {epoch + 1}: {time.perf_counter() - start:.0f} s", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("out", metavar="OUT")
@@ -48,22 +68,9 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(given.seed)
     net, _ = vit(given.hidden, given.layers)
-    images, labels = evaluate.cifar("train")
-    generator = torch.Generator().manual_seed(given.seed)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=RATE, weight_decay=DECAY)
-    steps, done, start = given.epochs * math.ceil(len(images) / BATCH), 0, time.perf_counter()
-    for epoch in range(given.epochs):
-        for chosen in torch.randperm(len(images), generator=generator).split(BATCH):
-            done += 1
-            # A tenth of the steps to warm up, then a cosine to zero.
-            rate = RATE * min(10 * done / steps, (1 + math.cos(math.pi * done / steps)) / 2)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.zero_grad()
-            logits = net(augmented(images[chosen], generator)).logits
-            F.cross_entropy(logits, labels[chosen]).backward()
-            optimizer.step()
-        print(f"epoch {epoch + 1}: {time.perf_counter() - start:.0f} s", flush=True)
+    train(
+        net, torch.optim.AdamW(net.parameters(), weight_decay=DECAY), RATE, given.epochs, given.seed
+    )
     state = {name: tensor.contiguous() for name, tensor in net.state_dict().items()}
     save_file(state, given.out, metadata={"format": "pt"})
     images, labels = evaluate.cifar("test")

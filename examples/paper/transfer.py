@@ -14,11 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-import evaluate
 import torch
 from jobs import Job, Values
 from laboratory import WAYS, Laboratory
-from mnist import MLPNET, Recipe, Split, StateDict, ensemble
+from mnist import MLPNET, Recipe, StateDict, ensemble
 from page import shown
 from parts import SHARES, fours, pairs, portions
 
@@ -194,7 +193,9 @@ def _four(
     own = [portions(lab.train, 4, SHARES, seed)[0] for seed in seeds]
     found = {name: [lab.score(four[at]) for four in models] for at, name in enumerate("ABCD")}
     found["ensemble"] = [ensemble(four, lab.test, proportions) for four in models]
-    found["of probabilities"] = [_of_probabilities(four, lab.test, proportions) for four in models]
+    found["of probabilities"] = [
+        ensemble(four, lab.test, proportions, of_probabilities=True) for four in models
+    ]
     for name, way in ON_A.items():
         found[name] = [
             lab.score(
@@ -210,13 +211,3 @@ def _four(
             for four, seed, part in zip(models, seeds, own, strict=True)
         ]
     return found
-
-
-def _of_probabilities(
-    networks: Sequence[StateDict], test: Split, weights: Sequence[float]
-) -> float:
-    """Percent that the weighted sum of what they give each class gets right."""
-    with torch.inference_mode():
-        parts = [evaluate.mlpnet(n, test.images).softmax(1) for n in networks]
-    said = sum(w * part for w, part in zip(weights, parts, strict=True))
-    return 100 * float((said.argmax(1) == test.labels).double().mean())
