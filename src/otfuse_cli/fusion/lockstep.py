@@ -71,7 +71,7 @@ class Stop:
 
     def cut(self, value: Tensor) -> Tensor:
         """Without the samples that only fill up the last batch."""
-        return value[: len(value) * self.count // self.fused.program.batch]
+        return self.fused.cut(value, self.count)
 
     def advance(self, parents: Sequence[Parent], targets: Sequence[str], layer: str) -> None:
         """Run the parents up to `targets`, the fused network to where it stands before `layer`."""

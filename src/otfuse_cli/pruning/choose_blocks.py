@@ -134,6 +134,6 @@ def _output(
     program: Program, tensors: Mapping[str, Tensor], inputs: Sequence[Tensor], count: int
 ) -> Tensor:
     """The first output on the samples of a batch, classes last."""
-    value = Walk(program, tensors, inputs).outputs()[0]
-    value = value[: len(value) * count // program.batch]
+    walk = Walk(program, tensors, inputs)
+    value = walk.cut(walk.outputs()[0], count)
     return value if value.dim() > 1 else value[:, None]

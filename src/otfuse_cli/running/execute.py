@@ -81,10 +81,13 @@ class Walk:
         """Run to the end; what the network returns."""
         return [self.to(name) for name in self.program.outputs]
 
+    def cut(self, value: Tensor, count: int) -> Tensor:
+        """A value on the first `count` samples of the batch: others may only fill it up."""
+        return value[: len(value) * count // self.program.batch]
+
     def said(self, count: int) -> Tensor:
         """What the network returns on the first `count` samples of the batch, on the CPU."""
-        value = self.outputs()[0]
-        return value[: len(value) * count // self.program.batch].cpu()
+        return self.cut(self.outputs()[0], count).cpu()
 
     def outputs_with_gradient(self) -> list[Tensor]:
         """Run to the end under autograd, as far as the caller has it on."""

@@ -5,7 +5,7 @@ Each is a function of what it holds and of its item alone, and can be sent to an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -46,34 +46,37 @@ def survey(models: Sequence[Model], names: Sequence[Names], runtime: Runtime) ->
     total = sum(map(len, names))
     done = count(1)
     runtime.progress("read", 0, total)
+
+    def told() -> None:
+        runtime.progress("read", next(done), total)
+
     if runtime.workers.away:
         sent = [(m, n) for m, n in pairs if m.checkpoint.path is not None]
-        for (model, wanted), told in zip(sent, runtime.workers.each(_survey, sent), strict=True):
-            model.checkpoint.take_survey(*told)
+        for (model, wanted), seen in zip(sent, runtime.workers.each(_survey, sent), strict=True):
+            model.checkpoint.take_survey(*seen)
             for _ in wanted:
-                runtime.progress("read", next(done), total)
+                told()
         pairs = [(m, n) for m, n in pairs if m.checkpoint.path is None]
     if not pairs:
         return
-
-    def read(model: Model, wanted: Names) -> None:
-        model.checkpoint.hash_while_reading()
-        for name in wanted:
-            model.require_finite(name)
-            runtime.progress("read", next(done), total)
-
     with ThreadPoolExecutor(min(len(pairs), cores())) as pool:
-        for result in [pool.submit(read, m, n) for m, n in pairs]:
+        for result in [pool.submit(_read, m, n, told) for m, n in pairs]:
             result.result()
 
 
 def _survey(item: tuple[Model, Names]) -> tuple[frozenset[str], tuple[str, ...]]:
     """Read one file: what is finite, and its digests."""
     model, wanted = item
+    _read(model, wanted, lambda: None)
+    return model.checkpoint.survey()
+
+
+def _read(model: Model, wanted: Names, told: Callable[[], None]) -> None:
+    """Read tensors of one file from front to back, and tell of each."""
     model.checkpoint.hash_while_reading()
     for name in wanted:
         model.require_finite(name)
-    return model.checkpoint.survey()
+        told()
 
 
 @dataclass(frozen=True)
