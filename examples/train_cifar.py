@@ -44,12 +44,13 @@ def trained(network: str, epochs: int, seed: int) -> dict[str, torch.Tensor]:
     """A factory of networks.py with its weights trained."""
     torch.manual_seed(seed)
     net, _ = getattr(networks, network)()
-    for name, module in net.named_modules():
+    for module in net.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            if network == "resnet18w16plain" and name.endswith("conv2"):
-                # Else the stream grows with every block, and no rate trains it.
-                module.weight.data *= 0.25
+    for module in net.modules():
+        if isinstance(module, networks.Block) and isinstance(module.bn2, nn.Identity):
+            # Else the stream grows with every block, and no rate trains it.
+            module.conv2.weight.data *= 0.25
     train(net, RATES[network], epochs, seed)
     return {name: tensor.contiguous() for name, tensor in net.state_dict().items()}
 
