@@ -58,6 +58,8 @@ def main() -> None:
     wanted = tuple(given.only.split(","))
     results = Results(given.results)
     chosen = [job for job in every_job(given, quick=not given.full) if job.item.startswith(wanted)]
+    if not chosen:
+        parser.error(f"--only {given.only}: no item begins so; they are {', '.join(ITEMS)}")
     failed = run(chosen, results, given.jobs)
     if given.write:
         both = [job for quick in (False, True) for job in every_job(given, quick=quick)]
