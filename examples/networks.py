@@ -50,20 +50,21 @@ VGG9 = (64, "pool", 64, "pool", 128, 128, "pool", 256, "pool", 512, "pool")
 
 
 class Vgg(nn.Module):
-    """A VGG at half width for 32x32 images, without biases."""
+    """A VGG for 32x32 images, without biases; `times` the given widths."""
 
-    def __init__(self, widths: Sequence[int | str]) -> None:
+    def __init__(self, widths: Sequence[int | str], times: int = 1) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         before = 3
-        for width in widths:
-            if isinstance(width, str):
+        for given in widths:
+            if isinstance(given, str):
                 layers.append(nn.MaxPool2d(2))
             else:
+                width = times * given
                 layers += [nn.Conv2d(before, width, 3, padding=1, bias=False), nn.ReLU()]
                 before = width
         self.features = nn.Sequential(*layers)
-        self.classifier = nn.Linear(512, 10, bias=False)
+        self.classifier = nn.Linear(before, 10, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Logits of a batch of images."""
@@ -71,12 +72,17 @@ class Vgg(nn.Module):
 
 
 def vgg11half() -> tuple[nn.Module, torch.Tensor]:
-    """The CIFAR-10 VGG11."""
+    """The CIFAR-10 VGG11, at half the usual widths."""
     return Vgg(VGG11), torch.randn(4, 3, 32, 32)
 
 
+def vgg11() -> tuple[nn.Module, torch.Tensor]:
+    """At twice the widths of that: its own."""
+    return Vgg(VGG11, 2), torch.randn(4, 3, 32, 32)
+
+
 def vgg9half() -> tuple[nn.Module, torch.Tensor]:
-    """The same with two convolutions fewer."""
+    """The CIFAR-10 VGG11 with two convolutions fewer."""
     return Vgg(VGG9), torch.randn(4, 3, 32, 32)
 
 
@@ -143,3 +149,13 @@ def resnet10w16() -> tuple[nn.Module, torch.Tensor]:
 def resnet18w16plain() -> tuple[nn.Module, torch.Tensor]:
     """ResNet18 without BatchNorm, as the paper has it."""
     return ResNet(norm=nn.Identity), torch.randn(4, 3, 32, 32)
+
+
+def resnet18w8plain() -> tuple[nn.Module, torch.Tensor]:
+    """At half its widths."""
+    return ResNet(8, norm=nn.Identity), torch.randn(4, 3, 32, 32)
+
+
+def resnet18w32plain() -> tuple[nn.Module, torch.Tensor]:
+    """At twice its widths."""
+    return ResNet(32, norm=nn.Identity), torch.randn(4, 3, 32, 32)

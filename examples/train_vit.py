@@ -38,9 +38,19 @@ def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def train(
-    net: nn.Module, optimizer: torch.optim.Optimizer, peak: float, epochs: int, seed: int
+    net: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    peak: float,
+    epochs: int,
+    seed: int,
+    *,
+    bfloat16: bool = False,
 ) -> None:
-    """Train in place on CIFAR-10: a tenth of the steps to warm up, then a cosine to zero."""
+    """Train in place on CIFAR-10: a tenth of the steps to warm up, then a cosine to zero.
+
+    `bfloat16`: products in that precision, weights and their updates in float32; convolutions
+    take less than half the time where the processor has such products.
+    """
     images, labels = evaluate.cifar("train")
     generator = torch.Generator().manual_seed(seed)
     steps, done, start = epochs * math.ceil(len(images) / BATCH), 0, time.perf_counter()
@@ -51,8 +61,10 @@ def train(
             for group in optimizer.param_groups:
                 group["lr"] = rate
             optimizer.zero_grad()
-            said = net(augmented(images[chosen], generator))
-            F.cross_entropy(getattr(said, "logits", said), labels[chosen]).backward()
+            with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+                said = net(augmented(images[chosen], generator))
+            logits = getattr(said, "logits", said).float()
+            F.cross_entropy(logits, labels[chosen]).backward()
             optimizer.step()
         print(f"epoch {epoch + 1}: {time.perf_counter() - start:.0f} s", flush=True)
 

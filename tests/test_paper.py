@@ -118,18 +118,36 @@ def test_rows_in_two_processes_are_those_in_one_and_one_that_fails_stops_none(tm
 
 
 def test_the_best_along_a_curve_is_that_of_the_means():
-    transfer = example("transfer", PAPER)
+    page = example("page", PAPER)
     values = {
         "A": [90.0],
         "joint @0.1": [90.0, 92.0],
         "joint @0.2": [99.0, 80.0],
         "plain @0.1": [1],
     }
-    assert transfer.best_along(values) == {
+    assert page.best_along(values) == {
         "A": "90.00",
         "joint": "91.00 ± 1.00 (0.1)",
         "plain": "1.00 (0.1)",
     }
+
+
+def test_parts_of_a_name_and_shares_of_a_curve_are_told_in_one_cell():
+    page = example("page", PAPER)
+    values = {
+        "A": [9.0],
+        "--paper, activations, start": [1],
+        "--paper, activations, best": [2, 4],
+        "plain, best": [6],
+        "plain, start": [5],
+    }
+    assert page.gathered("{start} → {best}")(values) == {
+        "A": "9.00",
+        "--paper, activations": "1.00 → 3.00 ± 1.00",
+        "plain": "5.00 → 6.00",
+    }
+    pruned = {"dense": [9], "cut @0.2": [1], "fused @0.2": [2, 4], "cut @0.4": [0]}
+    assert page.along(pruned) == {"dense": "9.00", "20 %": "1.00, 3.00 ± 1.00", "40 %": "0.00"}
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 """Tables 1 and S5 and figure S2: networks of images, one-shot, several at once, and trained on.
 
-The VGG and the ResNet with BatchNorm are pairs that lie in OTFUSE_SHARED; a ResNet without
-BatchNorm, which is what the paper has, and shallower VGGs are trained here (--full): for a few
-epochs, by SGD with momentum and one cosine, not for the paper's 300.
+The VGG and the ResNet with BatchNorm are pairs that lie in OTFUSE_SHARED; ResNets without
+BatchNorm, which is what the paper has, VGGs of other widths and shallower ones are trained here
+(--full): for a few epochs, by SGD with momentum and one cosine, not for the paper's 300.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 import train_cifar
 from filelock import FileLock
 from jobs import Job, Values
-from laboratory import WAYS, Laboratory
+from laboratory import COUNTS, OF_MANY, WAYS, Laboratory, Way, more_inputs
 from safetensors.torch import load_file, save_file
 
 import otfuse_cli
@@ -35,26 +35,37 @@ class Kind:
         factory: Its name there.
         pair: Stem of checkpoints in OTFUSE_SHARED; empty: they are trained here.
         paper: The paper's A, B, ensemble, plain average and OT average.
+        epochs: For which they are trained here.
     """
 
     factory: str
     pair: str = ""
     paper: tuple[float, ...] = ()
+    epochs: int = 0
 
 
 VGG = Kind("vgg11half", "cifar10-vgg11half", (90.31, 90.50, 91.34, 17.02, 85.98))
 RESNET = Kind("resnet18w16", "cifar10-resnet18w16")
-PLAIN = Kind("resnet18w16plain", "", (93.11, 93.20, 93.89, 18.49, 77.00))
-SHALLOW = Kind("vgg9half")
+PLAIN = Kind("resnet18w16plain", "", (93.11, 93.20, 93.89, 18.49, 77.00), epochs=12)
+SHALLOW = Kind("vgg9half", epochs=4)
 TITLES = {
     "VGG11, half width": VGG,
     "ResNet18, width 16, BatchNorm": RESNET,
     "ResNet18, width 16, no BatchNorm": PLAIN,
 }
-EPOCHS = {"resnet18w16plain": 6, "vgg9half": 4}
+# One difference from the paper's networks at a time.
+APART = {
+    "ResNet18, width 8, 4 epochs": Kind("resnet18w8plain", epochs=4),
+    "ResNet18, width 16, 4 epochs": Kind("resnet18w16plain", epochs=4),
+    "ResNet18, width 32, 4 epochs": Kind("resnet18w32plain", epochs=4),
+    "VGG11, half width, 3 epochs": Kind("vgg11half", epochs=3),
+    "VGG11, its width, 3 epochs": Kind("vgg11", epochs=3),
+}
 COLUMNS = ("A", "B", "ensemble", "plain", "--paper, activations")
 # How the pair is trained on; the paper: 120 epochs.
-TRAIN_ON_RATE, TRAIN_ON_EPOCHS = 0.01, 1
+TRAIN_ON_RATE, TRAIN_ON_EPOCHS = 0.01, 2
+# Of an epoch of 50,000 images at width 16, roughly.
+EPOCH_SECONDS = 75
 # A fit of 512 units on 200 images is none: these have more.
 MORE_INPUTS = 1000
 
@@ -63,11 +74,11 @@ def jobs(lab: Laboratory) -> Iterator[Job]:
     """All of them; what needs networks that are trained for hours of a core with --full alone."""
     cifar = Cifar(lab)
     seeds = list(range(1 if lab.quick else 3))
-    ways = cifar.ways
+    ways, of_many = (more_inputs(some, MORE_INPUTS) for some in (WAYS, OF_MANY))
     for title, kind in TITLES.items():
         if lab.quick and not kind.pair:
             continue
-        about = {"kind": kind.factory, "epochs": EPOCHS.get(kind.factory), "seeds": seeds}
+        about = {"kind": vars(kind), "seeds": seeds}
         yield Job(
             "Table 1",
             title,
@@ -86,20 +97,31 @@ def jobs(lab: Laboratory) -> Iterator[Job]:
             )
     if lab.quick:
         return
-    for count in (2, 4):
+    few = {name: ways[name] for name in ("plain", "--paper", "--paper, activations", "default")}
+    for title, kind in APART.items():
+        yield Job(
+            "Table 1, taken apart",
+            title,
+            {"kind": vars(kind), "seeds": seeds, "ways": few},
+            lambda kind=kind: cifar.one_shot(cifar.networks(kind, 2), kind, few, seeds),
+            seconds=2 * EPOCH_SECONDS * kind.epochs,
+        )
+    for count in COUNTS:
         yield Job(
             "N models",
             f"{count} VGG9, half width",
-            {"kind": SHALLOW.factory, "epochs": EPOCHS[SHALLOW.factory], "ways": ways},
-            lambda count=count: cifar.several(count, ways),
-            seconds=120 * count,
+            {"kind": vars(SHALLOW), "count": count, "ways": of_many},
+            lambda count=count: cifar.one_shot(
+                cifar.networks(SHALLOW, count), SHALLOW, of_many, [0]
+            ),
+            seconds=EPOCH_SECONDS * SHALLOW.epochs * 2 + 60 * count,
         )
     yield Job(
         "Table 1, training on",
         "ResNet18, width 16, BatchNorm",
         {"rate": TRAIN_ON_RATE, "epochs": TRAIN_ON_EPOCHS, "ways": ways},
         lambda: cifar.trained_on(RESNET, ways),
-        seconds=160 * TRAIN_ON_EPOCHS * (2 + len(ways)),
+        seconds=EPOCH_SECONDS * TRAIN_ON_EPOCHS * (2 + len(ways)),
     )
 
 
@@ -119,12 +141,6 @@ class Cifar:
         """Training images."""
         return evaluate.cifar("train")[0]
 
-    @property
-    def ways(self) -> Mapping[str, Mapping[str, Any]]:
-        """Those of MNIST; fits have more inputs."""
-        more = {"inputs": MORE_INPUTS}
-        return {name: {**way, **more} if "blend" in way else way for name, way in WAYS.items()}
-
     def networks(self, kind: Kind, count: int) -> Networks:
         """From OTFUSE_SHARED, or trained and kept."""
         if kind.pair:
@@ -134,11 +150,10 @@ class Cifar:
         folder.mkdir(parents=True, exist_ok=True)
         found = []
         for at in range(count):
-            epochs = EPOCHS[kind.factory]
-            path = folder / f"{kind.factory}-epochs{epochs}-{at}.safetensors"
+            path = folder / f"{kind.factory}-epochs{kind.epochs}-bfloat16-{at}.safetensors"
             with FileLock(path.with_suffix(".lock")):
                 if not path.exists():
-                    state = train_cifar.trained(kind.factory, epochs, at)
+                    state = train_cifar.trained(kind.factory, kind.epochs, at, bfloat16=True)
                     save_file(state, path, metadata={"format": "pt"})
             found.append(load_file(path))
         return found
@@ -151,7 +166,7 @@ class Cifar:
         """Percent of the test images."""
         return depth.right(self.logits(kind, network), self.test)
 
-    def options(self, kind: Kind, way: Mapping[str, Any]) -> dict[str, Any]:
+    def options(self, kind: Kind, way: Way) -> dict[str, Any]:
         """Of `otfuse_cli.merge`."""
         options = dict(way)
         number = options.pop("inputs", None)
@@ -160,12 +175,12 @@ class Cifar:
             options |= {"arch": factory, "samples": {"x": self.images}, "num_samples": number}
         return options
 
-    def fused(self, nets: Networks, kind: Kind, way: Mapping[str, Any], seed: int) -> Any:
+    def fused(self, nets: Networks, kind: Kind, way: Way, seed: int) -> Any:
         """In one way."""
         return otfuse_cli.merge(*nets, seed=seed, **self.options(kind, way))[0]
 
     def one_shot(
-        self, nets: Networks, kind: Kind, ways: Mapping[str, Mapping[str, Any]], seeds: list[int]
+        self, nets: Networks, kind: Kind, ways: Mapping[str, Way], seeds: list[int]
     ) -> Values:
         """Parents, ensemble, and every way; those with inputs over seeds."""
         said = [self.logits(kind, network) for network in nets]
@@ -179,10 +194,6 @@ class Cifar:
             found[name] = [self.score(kind, self.fused(nets, kind, way, seed)) for seed in drawn]
         return found
 
-    def several(self, count: int, ways: Mapping[str, Mapping[str, Any]]) -> Values:
-        """Shallower VGGs."""
-        return self.one_shot(self.networks(SHALLOW, count), SHALLOW, ways, [0])
-
     def costs(self, kind: Kind, seeds: list[int]) -> Values:
         """OT cost of each layer, on the activations of 200 images."""
         found: dict[str, list[float]] = {}
@@ -194,7 +205,7 @@ class Cifar:
                     found.setdefault(layer.name.removesuffix(".weight"), []).append(layer.ot_cost)
         return found
 
-    def trained_on(self, kind: Kind, ways: Mapping[str, Mapping[str, Any]]) -> Values:
+    def trained_on(self, kind: Kind, ways: Mapping[str, Way]) -> Values:
         """Parents and fusions before and after, one seed."""
         nets = self.networks(kind, 2)
         starts = {**dict(zip("AB", nets, strict=True))}
@@ -204,6 +215,6 @@ class Cifar:
             found[f"{name}, start"] = [self.score(kind, network)]
             module = getattr(networks, kind.factory)()[0]
             module.load_state_dict({n: t.float() for n, t in network.items()})
-            train_cifar.train(module, TRAIN_ON_RATE, TRAIN_ON_EPOCHS, seed=0)
+            train_cifar.train(module, TRAIN_ON_RATE, TRAIN_ON_EPOCHS, seed=0, bfloat16=True)
             found[f"{name}, last"] = [self.score(kind, module.state_dict())]
         return found

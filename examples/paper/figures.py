@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pruned
 import transfer
-from jobs import Job, Kept, Values
+from jobs import Job, Kept
+from page import curves
 
 Rows = Sequence[tuple[Job, Kept]]
 COLOURS = {
@@ -37,18 +38,6 @@ def draw(rows: Mapping[str, Rows], folder: Path) -> dict[str, str]:
             matplotlib.pyplot.close(figure)
             drawn[item] = name
     return drawn
-
-
-def curves(values: Values) -> dict[str, tuple[list[float], list[Sequence[float]]]]:
-    """Of columns `NAME @x` by name: the places x, and the values there."""
-    found: dict[str, tuple[list[float], list[Sequence[float]]]] = {}
-    for column, scores in values.items():
-        name, at, place = column.partition(" @")
-        if at:
-            places, heights = found.setdefault(name, ([], []))
-            places.append(float(place))
-            heights.append(scores)
-    return found
 
 
 def _panels(count: int, across: int) -> tuple[Any, list[Any]]:

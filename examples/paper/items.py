@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import transfer
-from page import Item
+from page import Item, along, best_along, gathered
 
+TRAINED = gathered("{start} → {best} ({last})")
 MERGE = "otfuse merge mnist-mlpnet-0.checkpoint mnist-mlpnet-1.checkpoint -o fused.pt"
 ACTS = f"{MERGE} --paper --align acts --arch mlp --samples examples/evaluate.py:mnist_train"
 ITEMS = {
@@ -58,7 +58,7 @@ ITEMS = {
         "ensemble, but for digit 4 and A half as wide or with 5 %: there it agrees with the "
         "ensemble on fewer of these images than the average does, so that the average is kept, "
         "and a warning says so.",
-        transfer.best_along,
+        best_along,
     ),
     "S5.3": Item(
         "A and B know all digits; best over w",
@@ -68,7 +68,7 @@ ITEMS = {
         "are trained less than its recipe says: with 70 % of the images B has 95.0 there, 97.25 "
         "here, where 2 epochs of all images have 94.5 (S2.1). Joint fusion is within 0.1 of the "
         "ensemble.",
-        transfer.best_along,
+        best_along,
     ),
     "S6": Item(
         "four models, A alone knows digit 4",
@@ -88,6 +88,7 @@ ITEMS = {
         "every cell and takes nothing in any, up to 31 points where one layer lost 80 %. With all "
         "layers pruned that far nothing worth having is left to fuse. `refit` has 400 training "
         "images without labels.",
+        along,
     ),
     "Table 1": Item(
         "convolutional and residual networks",
@@ -99,6 +100,11 @@ ITEMS = {
         "difference; what width and training do to the rest was not taken apart (width: S9). By "
         "default the norms are repaired, and joint fusion is at the parents without BatchNorm, "
         "1.7 to 2.8 below them elsewhere.",
+    ),
+    "Table 1, taken apart": Item(
+        "widths and training, one at a time",
+        "python examples/paper/run.py --full --only 'Table 1, taken'",
+        "TODO",
     ),
     "Fig. S2": Item(
         "costs by layer, on the activations of 200 images",
@@ -122,6 +128,7 @@ ITEMS = {
         "with `--paper`, where one pair differs from the next by 13 points, narrower by "
         "default. Wider than 400-200-100: trained for 2 epochs at a higher rate, pairs in a "
         "ring.",
+        gathered("{score} ({gap})"),
     ),
     "Two widths": Item(
         "sources into anchors of other widths",
@@ -135,6 +142,7 @@ ITEMS = {
         "within 0.1, the plain average too; joint fusion is the best. At a fifth of the rate "
         "the plain average stays 0.6 below the default, and the default 0.14 below A: a fusion "
         "that begins nearer gains from small steps, as in the paper.",
+        TRAINED,
     ),
     "Table 1, training on": Item(
         "a residual network, trained on",
@@ -143,6 +151,7 @@ ITEMS = {
         "average, 93.78 from the OT average. The order is there: from the default fusion 4.0 "
         "above the plain average, from joint fusion 4.8; the parents, trained on in the same "
         "way, are still 1.5 above.",
+        gathered("{start} → {last}"),
     ),
     "S10 ratio 2": Item(
         "distillation into half the widths",
@@ -151,6 +160,7 @@ ITEMS = {
         "fusion are above those that begin at random in every row, by 0.2 to 1.3, and 0.0 to 0.1 "
         "above those that begin as B in all but the first. `--paper` begins lower and ends up to "
         "0.1 lower.",
+        TRAINED,
     ),
     "S10 ratio 10": Item(
         "distillation into a tenth of the widths",
@@ -158,6 +168,7 @@ ITEMS = {
         "Reproduced in its order, in ten epochs instead of 60: students that begin as a fusion "
         "are above those that begin at random in every row, and as good as those that begin as "
         "B.",
+        TRAINED,
     ),
 }
 HEAD = """# The paper's tables

@@ -16,14 +16,25 @@ import otfuse_cli
 
 PAIR = [evaluate.SHARED / "checkpoints" / f"mnist-mlpnet-{at}.checkpoint" for at in (0, 1)]
 # Ways to fuse, with what `otfuse merge` takes: those with `inputs` are given as many.
-WAYS: Mapping[str, Mapping[str, Any]] = {
+Way = Mapping[str, Any]
+WAYS: Mapping[str, Way] = {
     "plain": {"align": "none"},
     "--paper": {"paper": True},
     "--paper, activations": {"paper": True, "align": "acts", "inputs": 200},
     "default": {},
+    "default, inputs": {"inputs": 200},
     "refit": {"blend": "average", "inputs": 200},
     "joint": {"blend": "joint", "matcher": "sweep", "inputs": 200},
 }
+# Of more than two networks, and how many.
+OF_MANY: Mapping[str, Way] = {**WAYS, "default, --passes 4": {"passes": 4}}
+COUNTS = (2, 4, 6, 8)
+
+
+def more_inputs(ways: Mapping[str, Way], inputs: int) -> dict[str, Way]:
+    """The same, but that fits have as many inputs; the paper's samples stay what they are."""
+    fitted = {name for name, way in ways.items() if "inputs" in way and "paper" not in way}
+    return {n: {**way, "inputs": inputs} if n in fitted else way for n, way in ways.items()}
 
 
 @dataclass(frozen=True)
@@ -65,7 +76,7 @@ class Laboratory:
     def fused(
         self,
         parents: Sequence[StateDict],
-        way: Mapping[str, Any],
+        way: Way,
         *,
         seed: int = 0,
         images: torch.Tensor | None = None,

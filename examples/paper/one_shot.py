@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from jobs import Job, Values
-from laboratory import WAYS, Laboratory
+from laboratory import COUNTS, OF_MANY, WAYS, Laboratory
 from mnist import Recipe, Student, ensemble, fit
 from safetensors.torch import load_file, save_file
 
@@ -163,11 +163,11 @@ def _diagonal(lab: Laboratory, name: str) -> Values:
 
 
 def _several(lab: Laboratory) -> Iterator[Job]:
-    for count in (2, 4, 6, 8):
+    for count in COUNTS:
         yield Job(
             "N models",
             f"{count} MLPs",
-            {"count": count, "ways": list(WAYS)},
+            {"count": count, "ways": OF_MANY},
             lambda count=count: _of_many(lab, count),
             seconds=200,
         )
@@ -177,7 +177,6 @@ def _of_many(lab: Laboratory, count: int) -> Values:
     parents = lab.mlps(count)
     found: dict[str, list[float]] = {"parents": [lab.score(p) for p in parents]}
     found["ensemble"] = [ensemble(parents, lab.test, (1 / count,) * count)]
-    for name, way in WAYS.items():
+    for name, way in OF_MANY.items():
         found[name] = [lab.score(lab.fused(parents, way))]
-    found["default, --passes 4"] = [lab.score(lab.fused(parents, {"passes": 4}))]
     return found

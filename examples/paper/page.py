@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, pstdev
+from string import Formatter
 from textwrap import fill
 
 from jobs import Job, Kept, Results, Values
@@ -24,6 +25,57 @@ def shown(values: Sequence[float]) -> str:
 def by_column(values: Values) -> dict[str, str]:
     """Cells of a row, one for each column."""
     return {name: shown(found) for name, found in values.items()}
+
+
+def gathered(form: str) -> Callable[[Values], dict[str, str]]:
+    """Cells of columns `NAME, PART`: one for each name, in which `form` says where parts go.
+
+    What has none of its parts, such as `A`, is a cell of its own.
+    """
+    parts = {name for _, name, _, _ in Formatter().parse(form) if name}
+
+    def cells(values: Values) -> dict[str, str]:
+        found: dict[str, str | dict[str, str]] = {}
+        for column, scores in values.items():
+            name, _, part = column.rpartition(", ")
+            if part in parts:
+                found.setdefault(name, {})[part] = shown(scores)  # type: ignore[index]
+            else:
+                found[column] = shown(scores)
+        return {n: c if isinstance(c, str) else form.format(**c) for n, c in found.items()}
+
+    return cells
+
+
+def curves(values: Values) -> dict[str, tuple[list[float], list[Sequence[float]]]]:
+    """Of columns `NAME @x` by name: the places x, and the values there."""
+    found: dict[str, tuple[list[float], list[Sequence[float]]]] = {}
+    for column, scores in values.items():
+        name, at, place = column.partition(" @")
+        if at:
+            places, heights = found.setdefault(name, ([], []))
+            places.append(float(place))
+            heights.append(scores)
+    return found
+
+
+def best_along(values: Values) -> dict[str, str]:
+    """Cells of curves: the highest mean over seeds, and where; what is no curve as it is."""
+    cells = by_column({n: v for n, v in values.items() if " @" not in n})
+    for name, (places, heights) in curves(values).items():
+        at = max(range(len(places)), key=lambda i: mean(heights[i]))
+        cells[name] = f"{shown(heights[at])} ({places[at]:g})"
+    return cells
+
+
+def along(values: Values) -> dict[str, str]:
+    """Cells of curves over shares: one for each share, the curves' values in turn."""
+    cells = by_column({n: v for n, v in values.items() if " @" not in n})
+    for places, heights in curves(values).values():
+        for place, scores in zip(places, heights, strict=True):
+            head = f"{place:.0%}".replace("%", " %")
+            cells[head] = f"{cells[head]}, {shown(scores)}" if head in cells else shown(scores)
+    return cells
 
 
 @dataclass(frozen=True)

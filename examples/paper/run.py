@@ -54,6 +54,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=HERE / "results.json")
     parser.add_argument("--write", action="store_true", help="write docs/paper.md and its pictures")
     given = parser.parse_args()
+    if given.jobs < 1:
+        parser.error(f"--jobs {given.jobs}: at least one")
     torch.set_num_threads(1)  # sums in one order, so that the bytes repeat
     wanted = tuple(given.only.split(","))
     results = Results(given.results)

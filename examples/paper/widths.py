@@ -47,7 +47,7 @@ def jobs(lab: Laboratory) -> Iterator[Job]:
             "-".join(map(str, hidden)),
             {"hidden": hidden, "pairs": PAIRS, "ways": ways},
             lambda hidden=hidden, ways=ways: _equal(lab, hidden, ways),
-            {**dict(zip(columns, figures, strict=True)), "--paper, gap": round(gap, 2)},
+            {**dict(zip(columns, figures, strict=True)), "--paper": f"{figures[4]} ({gap:.2f})"},
             seconds={40: 30, 200: 60, 400: 100, 1000: 120, 2000: 320}[hidden[0]],
         )
     for source, anchor in MIXED:
@@ -85,8 +85,9 @@ def _equal(lab: Laboratory, hidden: tuple[int, ...], ways: Mapping[str, Any]) ->
         scores = {**dict(zip("AB", own, strict=True)),
                   "ensemble": ensemble(pair, lab.test, (0.5, 0.5))}  # fmt: skip
         for name, way in ways.items():
-            scores[name] = lab.score(lab.fused(pair, way))
-            scores[f"{name}, gap"] = 100 * (1 - scores[name] / max(own))
+            score = lab.score(lab.fused(pair, way))
+            scores[f"{name}, score"] = score
+            scores[f"{name}, gap"] = 100 * (1 - score / max(own))
         for name, score in scores.items():
             found.setdefault(name, []).append(score)
     return found
