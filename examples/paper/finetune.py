@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from jobs import Job, Values
-from laboratory import WAYS, Laboratory, Way
+from laboratory import OF_FOUR, WAYS, Laboratory, Way
 from mnist import MLPNET, Recipe, StateDict, Student, fit
 
 # Rates to the paper's best checkpoints: A, B, plain average, OT average (60 epochs).
@@ -20,8 +20,6 @@ RATES = {
 QUICK_RATES = (0.01, 0.002)
 EPOCHS, QUICK_EPOCHS = 60, 10
 SEEDS = range(3)
-# The starts from four networks; the least of two are clear of the others already.
-OF_FOUR = {n: WAYS[n] for n in ("plain", "--paper, activations", "default", "joint")}
 FOUR = 4
 
 

@@ -29,6 +29,8 @@ WAYS: Mapping[str, Way] = {
 # Of more than two networks, and how many.
 OF_MANY: Mapping[str, Way] = {**WAYS, "default, --passes 4": {"passes": 4}}
 COUNTS = (2, 4, 6, 8)
+# Starts of training on from four: those of which two networks have shown that they differ.
+OF_FOUR = {n: WAYS[n] for n in ("plain", "--paper, activations", "default", "joint")}
 
 
 def more_inputs(ways: Mapping[str, Way], inputs: int) -> dict[str, Way]:

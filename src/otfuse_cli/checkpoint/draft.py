@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 from ..errors import OutputRefused, UsageError
 from ..remote.location import is_remote
@@ -119,33 +120,57 @@ class Draft:
             os.close(fd)
 
 
-class FolderDraft:
-    """A new folder: its files are drafts beside it, until `stage` puts them into one."""
+class OneFile(Protocol):
+    """A file of a new folder: `Draft`, or `RemoteDraft`."""
+
+    def flush(self) -> None:
+        """Bring what was written to where it stays."""
+
+    def disk(self, label: str) -> Disk:
+        """What was written, to be read."""
+
+    def discard(self) -> None:
+        """Drop it, unless it has its name."""
+
+
+D = TypeVar("D", bound=OneFile)
+
+
+class FilesDraft(Generic[D]):
+    """The files of a new folder.
+
+    Attributes:
+        path: The folder.
+        drafts: Its files, by their names.
+    """
 
     def __init__(self, path: Path) -> None:
-        self.path = path.resolve() if path.is_symlink() else path
-        self._drafts: dict[str, Draft] = {}
-        self._temporary: Path | None = None
+        self.path = path
+        self.drafts: dict[str, D] = {}
 
-    def add(self, name: str) -> Draft:
+    def new_file(self, name: str) -> D:
+        """A draft of one."""
+        raise NotImplementedError
+
+    def add(self, name: str) -> D:
         """Another file of the folder.
 
         Raises:
-            OutputRefused: No file can be made there.
+            OutputRefused: No file can be made for it.
             UsageError: The folder has one of that name.
         """
-        if name in self._drafts:
+        if name in self.drafts:
             raise UsageError("two outputs have the same name", where=str(self.path / name))
-        self._drafts[name] = Draft(self.path / name, folder=self.path.parent)
-        return self._drafts[name]
+        self.drafts[name] = self.new_file(name)
+        return self.drafts[name]
 
     def flush(self) -> None:
-        """Bring what was written to the disk.
+        """Bring what was written to where it stays, but for the last steps.
 
         Raises:
-            OutputRefused: The disk is full, or broken.
+            OutputRefused: The disk is full, or broken; the store says no.
         """
-        for draft in self._drafts.values():
+        for draft in self.drafts.values():
             draft.flush()
 
     def disks(self, label: str) -> dict[str, Disk]:
@@ -156,13 +181,30 @@ class FolderDraft:
         """
         disks: dict[str, Disk] = {}
         try:
-            for name, draft in self._drafts.items():
+            for name, draft in self.drafts.items():
                 disks[name] = draft.disk(f"{label}/{name}")
         except BaseException:
             for disk in disks.values():
                 disk.close()
             raise
         return disks
+
+    def discard(self) -> None:
+        """Drop the files, unless they have their names."""
+        for draft in self.drafts.values():
+            draft.discard()
+
+
+class FolderDraft(FilesDraft[Draft]):
+    """A new folder: its files are drafts beside it, until `stage` puts them into one."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path.resolve() if path.is_symlink() else path)
+        self._temporary: Path | None = None
+
+    def new_file(self, name: str) -> Draft:
+        """One beside the folder."""
+        return Draft(self.path / name, folder=self.path.parent)
 
     def stage(self) -> Path:
         """Make the folder, with all its files, under a temporary name; returns the name.
@@ -175,15 +217,14 @@ class FolderDraft:
             self._temporary.mkdir()
         except OSError as error:
             raise refused_by_system(self.path, error) from error
-        for name in sorted(self._drafts):
-            self._drafts[name].stage(self._temporary / name)
+        for name in sorted(self.drafts):
+            self.drafts[name].stage(self._temporary / name)
         sync_folder(self._temporary)
         return self._temporary
 
     def discard(self) -> None:
         """Drop the files, unless they have been moved to where they belong."""
-        for draft in self._drafts.values():
-            draft.discard()
+        super().discard()
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
 

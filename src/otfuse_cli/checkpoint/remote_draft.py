@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from ..errors import OutputRefused, UsageError
+from ..errors import OutputRefused
 from ..remote.location import RemotePath
 from ..remote.store import RemoteFailure, copy_inside, holds_files, listing, look_at, remove
 from ..remote.upload import WRITABLE, Upload
 from .digest import Trail
 from .disk import Disk
-from .draft import Draft, beside, refused_by_system
+from .draft import Draft, FilesDraft, beside, refused_by_system
 
 _CHUNK = 1 << 22  # bytes copied at once out of the temporary file
 
@@ -190,42 +190,17 @@ class SentDisk(Disk):
         """Nothing to close."""
 
 
-class RemoteFolderDraft:
+class RemoteFolderDraft(FilesDraft[RemoteDraft]):
     """A new folder at a URL: files that appear one after the other, an index after its shards."""
 
+    path: RemotePath
+
     def __init__(self, path: RemotePath) -> None:
-        self.path = path
-        self.drafts: dict[str, RemoteDraft] = {}
+        super().__init__(path)
 
-    def add(self, name: str) -> RemoteDraft:
-        """Another file of the folder.
-
-        Raises:
-            OutputRefused: No temporary file can be made.
-            UsageError: The folder has one of that name.
-        """
-        if name in self.drafts:
-            raise UsageError("two outputs have the same name", where=str(self.path / name))
-        self.drafts[name] = RemoteDraft(self.path / name)
-        return self.drafts[name]
-
-    def flush(self) -> None:
-        """Send all but the last steps.
-
-        Raises:
-            OutputRefused: The store says no.
-        """
-        for draft in self.drafts.values():
-            draft.flush()
-
-    def disks(self, label: str) -> dict[str, Disk]:
-        """Every file by its name, to be read."""
-        return {name: draft.disk(f"{label}/{name}") for name, draft in self.drafts.items()}
-
-    def discard(self) -> None:
-        """Drop the files, unless they have appeared."""
-        for draft in self.drafts.values():
-            draft.discard()
+    def new_file(self, name: str) -> RemoteDraft:
+        """One at its place in the folder."""
+        return RemoteDraft(self.path / name)
 
 
 class Arrival:
