@@ -60,6 +60,12 @@ ITEMS = {
         "and a warning says so.",
         best_along,
     ),
+    "Fig. 2, other training": Item(
+        "digit 4, 10 %, networks trained otherwise; best over w",
+        "otfuse merge A B -o F --weights W,V OPTION",
+        "TODO",
+        best_along,
+    ),
     "S5.3": Item(
         "A and B know all digits; best over w",
         "otfuse merge A B -o F --weights W,V OPTION",

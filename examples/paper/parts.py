@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -36,6 +37,7 @@ def pairs(
     train: Split,
     data: Path,
     cache: Path,
+    recipe: Recipe = Recipe(MLPNET),  # noqa: B008  # frozen
 ) -> list[tuple[Network, Network]]:
     """A (`percent` of what has no owner) and B (what is left of it), for each seed.
 
@@ -44,10 +46,14 @@ def pairs(
         percent: A's share of the others.
         seeds: Of the division, and of starts and orders.
         start: `same` (A from B's initial weights), `different`, or `narrow` (A half as wide).
+        train: The training set.
+        data: Where it lies.
+        cache: Where trained networks are kept.
+        recipe: How they are trained.
     """
     parts = [portions(train, digit, (percent / 100, 1 - percent / 100), seed) for seed in seeds]
     moved = 0 if start == "same" else ELSEWHERE
-    a = Recipe(NARROW if start == "narrow" else MLPNET)
+    a = replace(recipe, hidden=NARROW) if start == "narrow" else recipe
     a_students = [
         Student(seed + moved, seed + ELSEWHERE, part[0])
         for seed, part in zip(seeds, parts, strict=True)
@@ -56,7 +62,7 @@ def pairs(
     return list(
         zip(
             students(a, a_students, data, cache),
-            students(Recipe(MLPNET), b_students, data, cache),
+            students(recipe, b_students, data, cache),
             strict=True,
         )
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from jobs import Job, Values
-from laboratory import WAYS, Laboratory
+from laboratory import WAYS, Laboratory, Way
 from mnist import MLPNET, Recipe, StateDict, ensemble
 from parts import SHARES, fours, pairs, portions
 
@@ -70,6 +70,7 @@ def jobs(lab: Laboratory) -> Iterator[Job]:
                     dict(zip(("A", "B", OT), figures, strict=False)),
                     seconds=len(seeds) * (14 + 12 * len(along)),
                 )
+    yield from _trained_otherwise(lab)
     for percent, start in SPLITS:
         yield Job(
             "S5.3",
@@ -81,6 +82,22 @@ def jobs(lab: Laboratory) -> Iterator[Job]:
             seconds=len(seeds) * (14 + 12 * len(along)),
         )  # fmt: skip
     yield from _several(lab)
+
+
+def _trained_otherwise(lab: Laboratory) -> Iterator[Job]:
+    """The paper's pair, trained less or at a higher rate; without what is fitted."""
+    seeds = list(range(3))
+    ways = {name: way for name, way in ON_A.items() if "blend" not in way}
+    for start in ("same", "different"):
+        for name, recipe in RECIPES.items():
+            yield Job(
+                "Fig. 2, other training",
+                f"{name}, {STARTS[start]}",
+                {"start": start, "recipe": recipe, "w": QUICK_ALONG, "seeds": seeds, "ways": ways},
+                lambda s=start, r=recipe: _curves(lab, 4, 10, s, QUICK_ALONG, seeds, ways, r),
+                dict(zip(("A", "B", OT), SKILL.get((4, 10, start), ()), strict=False)),
+                seconds=40,
+            )
 
 
 def _several(lab: Laboratory) -> Iterator[Job]:
@@ -120,6 +137,8 @@ def _curves(
     start: str,
     along: Sequence[float],
     seeds: Sequence[int],
+    ways: Mapping[str, Way] = ON_A,
+    recipe: Recipe = Recipe(MLPNET),  # noqa: B008  # frozen
 ) -> Values:
     """`NAME @w` for each way and share of B."""
     given = lab.given
@@ -128,14 +147,14 @@ def _curves(
     def keep(column: str, score: float) -> None:
         found.setdefault(column, []).append(score)
 
-    together = pairs(digit, percent, list(seeds), start, lab.train, given.data, given.cache)
+    together = pairs(digit, percent, list(seeds), start, lab.train, given.data, given.cache, recipe)
     for seed, pair in zip(seeds, together, strict=True):
         for name, network in zip("AB", pair, strict=True):
             keep(name, lab.score(network))
         images = lab.train.images[own_part(lab, digit, percent, seed)]
         for w in along:
             keep(f"ensemble @{w}", ensemble(pair, lab.test, (1 - w, w)))
-        for name, way in ON_A.items():
+        for name, way in ways.items():
             if name == "plain" and start == "narrow":
                 continue
             fuse = Averages(lab, pair, way, images, seed)
@@ -151,7 +170,7 @@ class Averages:
         self,
         lab: Laboratory,
         pair: Sequence[StateDict],
-        way: Mapping[str, Any],
+        way: Way,
         images: torch.Tensor,
         seed: int,
     ) -> None:
