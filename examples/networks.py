@@ -50,9 +50,9 @@ VGG9 = (64, "pool", 64, "pool", 128, 128, "pool", 256, "pool", 512, "pool")
 
 
 class Vgg(nn.Module):
-    """A VGG for 32x32 images, without biases; `times` the given widths."""
+    """A VGG for 32x32 images, without biases; its widths are the `part`th part of what is given."""
 
-    def __init__(self, widths: Sequence[int | str], times: int = 1) -> None:
+    def __init__(self, widths: Sequence[int | str], part: int = 1) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         before = 3
@@ -60,7 +60,7 @@ class Vgg(nn.Module):
             if isinstance(given, str):
                 layers.append(nn.MaxPool2d(2))
             else:
-                width = times * given
+                width = given // part
                 layers += [nn.Conv2d(before, width, 3, padding=1, bias=False), nn.ReLU()]
                 before = width
         self.features = nn.Sequential(*layers)
@@ -76,8 +76,8 @@ def vgg11half() -> tuple[nn.Module, torch.Tensor]:
     return Vgg(VGG11), torch.randn(4, 3, 32, 32)
 
 
-def vgg11() -> tuple[nn.Module, torch.Tensor]:
-    """At twice the widths of that: its own."""
+def vgg11quarter() -> tuple[nn.Module, torch.Tensor]:
+    """At half the widths of that."""
     return Vgg(VGG11, 2), torch.randn(4, 3, 32, 32)
 
 

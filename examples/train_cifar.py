@@ -30,7 +30,7 @@ RATES = {
     "resnet18w32plain": 0.05,
     "vgg9half": 0.05,
     "vgg11half": 0.05,
-    "vgg11": 0.05,
+    "vgg11quarter": 0.05,
 }
 
 

@@ -58,8 +58,8 @@ APART = {
     "ResNet18, width 8, 3 epochs": Kind("resnet18w8plain", epochs=3),
     "ResNet18, width 16, 3 epochs": Kind("resnet18w16plain", epochs=3),
     "ResNet18, width 32, 3 epochs": Kind("resnet18w32plain", epochs=3),
+    "VGG11, quarter width, 2 epochs": Kind("vgg11quarter", epochs=2),
     "VGG11, half width, 2 epochs": Kind("vgg11half", epochs=2),
-    "VGG11, its width, 2 epochs": Kind("vgg11", epochs=2),
 }
 COLUMNS = ("A", "B", "ensemble", "plain", "--paper, activations")
 # How the pair is trained on; the paper: 120 epochs.
