@@ -100,7 +100,7 @@ def jobs(lab: Laboratory) -> Iterator[Job]:
     few = {name: ways[name] for name in ("plain", "--paper", "--paper, activations", "default")}
     for title, kind in APART.items():
         yield Job(
-            "Table 1, taken apart",
+            "Table 1 apart",
             title,
             {"kind": vars(kind), "seeds": seeds, "ways": few},
             lambda kind=kind: cifar.one_shot(cifar.networks(kind, 2), kind, few, seeds),
@@ -122,7 +122,7 @@ def jobs(lab: Laboratory) -> Iterator[Job]:
         ("four VGG9, half width", SHALLOW, 4, some),
     ):
         yield Job(
-            "Table 1, training on",
+            "Table 1 trained on",
             title,
             {"rate": TRAIN_ON_RATE, "epochs": TRAIN_ON_EPOCHS, "kind": vars(kind), "ways": starts},
             lambda kind=kind, count=count, starts=starts: cifar.trained_on(

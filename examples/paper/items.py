@@ -60,7 +60,7 @@ ITEMS = {
         "and a warning says so.",
         best_along,
     ),
-    "Fig. 2, taken apart": Item(
+    "Fig. 2 apart": Item(
         "digit 4, 10 %, networks trained or matched otherwise; best over w",
         "otfuse merge A B -o F --weights W,V OPTION",
         "Neither training nor matching brings the paper's 93.11, 3.3 above its A. Without momentum "
@@ -113,9 +113,9 @@ ITEMS = {
         "default the norms are repaired, and joint fusion is at the parents without BatchNorm, "
         "1.7 to 2.8 below them elsewhere.",
     ),
-    "Table 1, taken apart": Item(
+    "Table 1 apart": Item(
         "widths and training, one at a time",
-        "python examples/paper/run.py --full --only 'Table 1, taken'",
+        "python examples/paper/run.py --full --only 'Table 1 apart'",
         "TODO",
     ),
     "Fig. S2": Item(
@@ -156,7 +156,7 @@ ITEMS = {
         "that begins nearer gains from small steps, as in the paper.",
         TRAINED,
     ),
-    "Table 1, training on": Item(
+    "Table 1 trained on": Item(
         "a residual network, trained on",
         "python examples/paper/run.py --full --only 'Table 1'",
         "One epoch at 0.01, one seed; the paper's 120 epochs end at 93.49 from the plain "

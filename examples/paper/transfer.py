@@ -104,7 +104,7 @@ def _taken_apart(lab: Laboratory) -> Iterator[Job]:
     cases.append(("matched otherwise, two starts", "different", MATCHED, Recipe(MLPNET)))
     for row, start, ways, recipe in cases:
         yield Job(
-            "Fig. 2, taken apart",
+            "Fig. 2 apart",
             row,
             {"start": start, "recipe": recipe, "w": QUICK_ALONG, "seeds": seeds, "ways": ways},
             lambda s=start, w=ways, r=recipe: _curves(lab, 4, 10, s, QUICK_ALONG, seeds, w, r),
