@@ -36,7 +36,7 @@ def jobs(lab: Laboratory) -> Iterator[Job]:
         epochs = QUICK_EPOCHS[ratio] if lab.quick else EPOCHS
         recipe = Recipe(hidden, epochs, RATE)
         about = {"ratio": ratio, "epochs": epochs, "seeds": seeds, "ways": FUSED, "rate": RATE}
-        seconds = 0.9 * epochs * len(seeds) * (2 + len(FUSED)) / (1 if ratio == 2 else 2)
+        seconds = (1.0 if ratio == 2 else 0.3) * epochs * len(seeds) * (2 + len(FUSED))
         for temperature, factor in product(TEMPERATURES, FACTORS):
             columns = ("random", "B", "--paper")
             yield Job(

@@ -35,7 +35,7 @@ def jobs(lab: Laboratory) -> Iterator[Job]:
             {"rate": rate, "epochs": epochs, "seeds": list(SEEDS), "ways": WAYS},
             lambda rate=rate: _finetuned(lab, lab.pair, WAYS, Recipe(MLPNET, epochs, rate)),
             dict(zip(columns, RATES[rate], strict=True)),
-            seconds=1.5 * epochs * len(SEEDS) * (len(WAYS) + 2),
+            seconds=1.9 * epochs * len(SEEDS) * (len(WAYS) + 2),
         )
     for rate in rates:
         yield Job(
@@ -45,7 +45,7 @@ def jobs(lab: Laboratory) -> Iterator[Job]:
             lambda rate=rate: _finetuned(
                 lab, lab.mlps(FOUR), OF_FOUR, Recipe(MLPNET, epochs, rate)
             ),
-            seconds=1.5 * epochs * len(SEEDS) * (len(OF_FOUR) + 2),
+            seconds=1.9 * epochs * len(SEEDS) * (len(OF_FOUR) + 2),
         )
 
 

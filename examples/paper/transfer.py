@@ -76,7 +76,7 @@ def jobs(lab: Laboratory) -> Iterator[Job]:
                     {"digit": digit, "percent": percent, "start": start, **about},
                     lambda d=digit, p=percent, s=start: _curves(lab, d, p, s, along, seeds),
                     dict(zip(("A", "B", OT), figures, strict=False)),
-                    seconds=len(seeds) * (14 + 12 * len(along)),
+                    seconds=len(seeds) * (8 + 2.2 * len(along)),
                 )
     yield from _taken_apart(lab)
     for percent, start in SPLITS:
@@ -87,7 +87,7 @@ def jobs(lab: Laboratory) -> Iterator[Job]:
             lambda p=percent, s=start: _curves(lab, None, p, s, along, seeds),
             dict(zip(("A", "B", "ensemble", "plain", OT), NO_DIGIT.get((percent, start), ()),
                      strict=False)),
-            seconds=len(seeds) * (14 + 12 * len(along)),
+            seconds=len(seeds) * (15 + 2.2 * len(along)),
         )  # fmt: skip
     yield from _several(lab)
 
