@@ -33,13 +33,12 @@ SCALES: Mapping[str, Mapping[str, Any]] = {
 BY_WEIGHTS = {name: WAYS[name] for name in ("plain", "--paper", "default")}
 WITH_INPUTS = {name: WAYS[name] for name in ("refit", "joint")}
 SYNTHETIC = {"synthetic": {"synthetic": True, "input_shape": (1, 28, 28), "arch": "mlp"}}
-QUICK_MOST = 1000
 MOST = 400  # wider networks are fused without inputs alone, but for synthetic ones
 
 
 def jobs(lab: Laboratory) -> Iterator[Job]:
     """One for each shape, and for each two; --quick leaves out the widest."""
-    most = QUICK_MOST if lab.quick else max(EQUAL)[0]
+    most = MOST if lab.quick else max(EQUAL)[0]
     for hidden, figures in EQUAL.items():
         if hidden[0] > most:
             continue
