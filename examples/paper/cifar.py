@@ -74,7 +74,7 @@ def jobs(lab: Laboratory) -> Iterator[Job]:
     """All of them; what needs networks that are trained for hours of a core with --full alone."""
     cifar = Cifar(lab)
     seeds = list(range(1 if lab.quick else 3))
-    ways, of_many = (more_inputs(some, MORE_INPUTS) for some in (WAYS, OF_MANY))
+    ways = more_inputs(WAYS, MORE_INPUTS)
     for title, kind in TITLES.items():
         if lab.quick and not kind.pair:
             continue
@@ -95,8 +95,13 @@ def jobs(lab: Laboratory) -> Iterator[Job]:
                 lambda kind=kind: cifar.costs(kind, seeds),
                 seconds=20 * len(seeds),
             )
-    if lab.quick:
-        return
+    if not lab.quick:
+        yield from _trained_here(cifar, seeds)
+
+
+def _trained_here(cifar: Cifar, seeds: list[int]) -> Iterator[Job]:
+    """What takes networks that are trained first, or trains them on."""
+    ways, of_many, of_four = (more_inputs(w, MORE_INPUTS) for w in (WAYS, OF_MANY, OF_FOUR))
     few = {name: ways[name] for name in ("plain", "--paper", "--paper, activations", "default")}
     for title, kind in APART.items():
         yield Job(
@@ -116,10 +121,9 @@ def jobs(lab: Laboratory) -> Iterator[Job]:
             ),
             seconds=EPOCH_SECONDS * SHALLOW.epochs * 2 + 60 * count,
         )
-    some = more_inputs(OF_FOUR, MORE_INPUTS)
     for title, kind, count, starts in (
         ("ResNet18, width 16, BatchNorm", RESNET, 2, ways),
-        ("four VGG9, half width", SHALLOW, 4, some),
+        ("four VGG9, half width", SHALLOW, 4, of_four),
     ):
         yield Job(
             "Table 1 trained on",
@@ -214,7 +218,7 @@ class Cifar:
 
     def trained_on(self, nets: Networks, kind: Kind, ways: Mapping[str, Way]) -> Values:
         """The first two parents and the fusions of all before and after, one seed."""
-        starts = {**dict(zip("AB", nets, strict=False))}
+        starts = dict(zip("AB", nets, strict=False))
         starts |= {name: self.fused(nets, kind, way, 0) for name, way in ways.items()}
         found: dict[str, list[float]] = {}
         for name, network in starts.items():

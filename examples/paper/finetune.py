@@ -19,8 +19,6 @@ RATES = {
 }
 QUICK_RATES = (0.01, 0.002)
 EPOCHS, QUICK_EPOCHS = 60, 10
-SEEDS = range(3)
-FOUR = 4
 
 
 def jobs(lab: Laboratory) -> Iterator[Job]:
@@ -28,33 +26,29 @@ def jobs(lab: Laboratory) -> Iterator[Job]:
     epochs = QUICK_EPOCHS if lab.quick else EPOCHS
     rates = QUICK_RATES if lab.quick else tuple(RATES)
     columns = ("A", "B", "plain", "--paper, activations")
-    for rate in rates:
-        yield Job(
-            "S3",
-            f"rate {rate}",
-            {"rate": rate, "epochs": epochs, "seeds": list(SEEDS), "ways": WAYS},
-            lambda rate=rate: _finetuned(lab, lab.pair, WAYS, Recipe(MLPNET, epochs, rate)),
-            dict(zip(columns, RATES[rate], strict=True)),
-            seconds=1.9 * epochs * len(SEEDS) * (len(WAYS) + 2),
-        )
-    for rate in rates:
-        yield Job(
-            "S3",
-            f"four networks, rate {rate}",
-            {"rate": rate, "epochs": epochs, "seeds": list(SEEDS), "ways": OF_FOUR},
-            lambda rate=rate: _finetuned(
-                lab, lab.mlps(FOUR), OF_FOUR, Recipe(MLPNET, epochs, rate)
-            ),
-            seconds=1.9 * epochs * len(SEEDS) * (len(OF_FOUR) + 2),
-        )
+    figures = {rate: dict(zip(columns, RATES[rate], strict=True)) for rate in rates}
+    for row, count, ways in (("rate", 2, WAYS), ("four networks, rate", 4, OF_FOUR)):
+        for rate in rates:
+            yield Job(
+                "S3",
+                f"{row} {rate}",
+                {"rate": rate, "epochs": epochs, "seeds": list(lab.seeds), "ways": ways},
+                lambda count=count, ways=ways, rate=rate: _finetuned(
+                    lab, count, ways, Recipe(MLPNET, epochs, rate)
+                ),
+                figures[rate] if count == 2 else {},
+                seconds=1.9 * epochs * len(lab.seeds) * (len(ways) + 2),
+            )
 
 
-def _finetuned(
-    lab: Laboratory, parents: Sequence[StateDict], ways: Mapping[str, Way], recipe: Recipe
-) -> Values:
-    """The first two parents and the fusions of all, trained on; seeds draw inputs and orders."""
+def _finetuned(lab: Laboratory, count: int, ways: Mapping[str, Way], recipe: Recipe) -> Values:
+    """The paper's pair, or the first two of more; and fusions of all: trained on.
+
+    Seeds draw inputs and orders.
+    """
+    parents = lab.pair if count == 2 else lab.mlps(count)
     begin: list[tuple[str, int, StateDict]] = []
-    for seed in SEEDS:
+    for seed in lab.seeds:
         begin += [(name, seed, net) for name, net in zip("AB", parents, strict=False)]
         begin += [(n, seed, lab.fused(parents, way, seed=seed)) for n, way in ways.items()]
     return trained(lab, recipe, begin)

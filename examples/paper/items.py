@@ -210,6 +210,6 @@ and with 400 images. Networks of images that are trained here are trained in bfl
 `--quick` takes 45 minutes of two idle cores, networks trained from nothing included: 50 were
 measured, less 695 CPU seconds of wide MLPs, which are in `--full` since. Rows that only `--full`
 measures are here where they were measured: 62 of its 145, in 132 CPU minutes, beside two CPU
-hours in which networks of images were trained. The rest of it, 11 CPU hours by the time per epoch
+hours in which networks of images were trained. The rest of it, 17 CPU hours by the time per epoch
 of these rows, was not run.
 """

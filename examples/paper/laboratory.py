@@ -29,14 +29,16 @@ WAYS: Mapping[str, Way] = {
 # Of more than two networks, and how many.
 OF_MANY: Mapping[str, Way] = {**WAYS, "default, --passes 4": {"passes": 4}}
 COUNTS = (2, 4, 6, 8)
+# Of the quick tables, and of those that have no more in the full ones.
+SEEDS = range(3)
 # Starts of training on from four: those of which two networks have shown that they differ.
 OF_FOUR = {n: WAYS[n] for n in ("plain", "--paper, activations", "default", "joint")}
 
 
-def more_inputs(ways: Mapping[str, Way], inputs: int) -> dict[str, Way]:
-    """The same, but that fits have as many inputs; the paper's samples stay what they are."""
-    fitted = {name for name, way in ways.items() if "inputs" in way and "paper" not in way}
-    return {n: {**way, "inputs": inputs} if n in fitted else way for n, way in ways.items()}
+def more_inputs(ways: Mapping[str, Way], inputs: int, *, published: bool = False) -> dict[str, Way]:
+    """The same, but that those with inputs have as many; of the paper's, if it is said."""
+    more = {n for n, way in ways.items() if "inputs" in way and (published or "paper" not in way)}
+    return {n: {**way, "inputs": inputs} if n in more else way for n, way in ways.items()}
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Laboratory:
     @property
     def seeds(self) -> range:
         """As many as the paper's tables have, or three."""
-        return range(3 if self.quick else 5)
+        return SEEDS if self.quick else range(5)
 
     def mlps(self, count: int, recipe: Recipe | None = None) -> list[dict[str, torch.Tensor]]:
         """Networks trained as in the paper (S1.1), seeds 0 and on."""

@@ -35,14 +35,13 @@ def gathered(form: str) -> Callable[[Values], dict[str, str]]:
     parts = {name for _, name, _, _ in Formatter().parse(form) if name}
 
     def cells(values: Values) -> dict[str, str]:
-        found: dict[str, str | dict[str, str]] = {}
+        found: dict[str, dict[str, str]] = {}
         for column, scores in values.items():
             name, _, part = column.rpartition(", ")
-            if part in parts:
-                found.setdefault(name, {})[part] = shown(scores)  # type: ignore[index]
-            else:
-                found[column] = shown(scores)
-        return {n: c if isinstance(c, str) else form.format(**c) for n, c in found.items()}
+            if part not in parts:
+                name, part = column, ""
+            found.setdefault(name, {})[part] = shown(scores)
+        return {n: of[""] if "" in of else form.format(**of) for n, of in found.items()}
 
     return cells
 
@@ -59,9 +58,14 @@ def curves(values: Values) -> dict[str, tuple[list[float], list[Sequence[float]]
     return found
 
 
+def _beside_curves(values: Values) -> dict[str, str]:
+    """Cells of what is no curve."""
+    return by_column({name: found for name, found in values.items() if " @" not in name})
+
+
 def best_along(values: Values) -> dict[str, str]:
     """Cells of curves: the highest mean over seeds, and where; what is no curve as it is."""
-    cells = by_column({n: v for n, v in values.items() if " @" not in n})
+    cells = _beside_curves(values)
     for name, (places, heights) in curves(values).items():
         at = max(range(len(places)), key=lambda i: mean(heights[i]))
         cells[name] = f"{shown(heights[at])} ({places[at]:g})"
@@ -70,7 +74,7 @@ def best_along(values: Values) -> dict[str, str]:
 
 def along(values: Values) -> dict[str, str]:
     """Cells of curves over shares: one for each share, the curves' values in turn."""
-    cells = by_column({n: v for n, v in values.items() if " @" not in n})
+    cells = _beside_curves(values)
     for places, heights in curves(values).values():
         for place, scores in zip(places, heights, strict=True):
             head = f"{place:.0%}".replace("%", " %")
