@@ -133,10 +133,10 @@ class OneFile(Protocol):
         """Drop it, unless it has its name."""
 
 
-D = TypeVar("D", bound=OneFile)
+AnyDraft = TypeVar("AnyDraft", bound=OneFile)
 
 
-class FilesDraft(Generic[D]):
+class FilesDraft(Generic[AnyDraft]):
     """The files of a new folder.
 
     Attributes:
@@ -146,13 +146,13 @@ class FilesDraft(Generic[D]):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.drafts: dict[str, D] = {}
+        self.drafts: dict[str, AnyDraft] = {}
 
-    def new_file(self, name: str) -> D:
+    def new_file(self, name: str) -> AnyDraft:
         """A draft of one."""
         raise NotImplementedError
 
-    def add(self, name: str) -> D:
+    def add(self, name: str) -> AnyDraft:
         """Another file of the folder.
 
         Raises:
