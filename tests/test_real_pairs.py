@@ -265,13 +265,19 @@ def test_mnist_joint(shared):
     assert [step.name for step in report.steps] == ["average", "joint"]
 
 
+def merged_on_images(shared, network, **options):
+    """A CIFAR-10 pair fused on 1,000 training images."""
+    if network == "vit":
+        pytest.importorskip("transformers")
+    inputs = {"samples": training_inputs(f"cifar10-{network}"), "num_samples": 1_000}
+    both = pair(shared, f"cifar10-{network}")
+    return otfuse_cli.merge(*both, arch=network_of(network), **inputs, **options)
+
+
 @pytest.mark.slow
 def test_vgg_joint(shared):
     """1,000 inputs; parents at 86.3. Measured, two draws of others: 84.53."""
-    fused, _ = otfuse_cli.merge(
-        *pair(shared, "cifar10-vgg11half"), arch=network_of("vgg11half"), blend="joint",
-        num_samples=1_000, samples=training_inputs("cifar10-vgg11half"), matcher="sweep",
-    )  # fmt: skip
+    fused, _ = merged_on_images(shared, "vgg11half", blend="joint", matcher="sweep")
     assert score(fused) >= 84.2
 
 
@@ -281,12 +287,7 @@ def test_vgg_joint(shared):
 )
 def test_the_default_with_inputs_keeps_what_the_parents_have(shared, network, floor):
     """1,000 inputs; parents at 87.4, 86.3, 78.6. Measured, five draws: 87.13, 86.10, 78.57."""
-    if network == "vit":
-        pytest.importorskip("transformers")
-    fused, report = otfuse_cli.merge(
-        *pair(shared, f"cifar10-{network}"), arch=network_of(network),
-        num_samples=1_000, samples=training_inputs(f"cifar10-{network}"),
-    )  # fmt: skip
+    fused, report = merged_on_images(shared, network)
     assert report.recipe["blend"] == "auto"
     assert score(fused) >= floor
 
@@ -297,12 +298,7 @@ def test_the_default_with_inputs_keeps_what_the_parents_have(shared, network, fl
 )
 def test_half_as_wide_again_is_as_good_as_the_parents(shared, network, floor):
     """1,000 inputs; parents at 87.4, 86.3, 78.6. Measured, one draw: 87.49, 87.11, 79.89."""
-    if network == "vit":
-        pytest.importorskip("transformers")
-    fused, _ = otfuse_cli.merge(
-        *pair(shared, f"cifar10-{network}"), arch=network_of(network), width=1.5,
-        num_samples=1_000, samples=training_inputs(f"cifar10-{network}"),
-    )  # fmt: skip
+    fused, _ = merged_on_images(shared, network, width=1.5)
     report = otfuse_cli.evaluate(fused, arch=network_of(network), samples=images("cifar"))
     (found,) = report.evaluation["accuracy"].values()
     assert found >= floor, found
